@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
-from conformallayers.folding.stages import Chain
+from conformallayers.folding.stages import RadialStage
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.point_operations import Advance, Normalize
+from conformallayers.scaling import Scaling
 
 TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)
@@ -57,11 +58,12 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
     return stopping
 
 
-def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
-    """Return what a model with one ConformalLayers computes, its whole linear head included."""
+def stage_of(model: nn.Module, shape: tuple[int, ...]) -> RadialStage:
+    """Return the only stage of a model behind its embedding, its whole linear head included."""
     (graphs,) = stages_by_part(model, shape).values()
     (stage,) = graphs[-1].stages
-    return stage.chain
+    assert isinstance(stage, RadialStage)
+    return stage.entered(Scaling(graphs[-1].norm_factor), least=1.0)
 
 
 def operations(folded: cl.Folded, kind: type[Operation]) -> list[Any]:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from .errors import ConformalError
 from .folding.cache import FoldCache, must_run
-from .folding.part import lower_part
-from .folding.problem import EVAL_EFFORT, Conditions
-from .folding.split import stages_of
+from .folding.fold import fold_layers
+from .folding.plan import EVAL_EFFORT, Settings
 from .functional import transformed
 from .graph.trace import trace_layers
 from .nn.container import ConformalSequential
@@ -124,9 +123,8 @@ class ConformalLayers(ConformalSequential):
             except ConformalError:
                 self._run_layers_or_explain(input)  # raises an error that shows the batch
                 raise
-            conditions = Conditions(input.dtype, input.device, effort=EVAL_EFFORT)
-            recipe, _ = lower_part(stages_of(steps), conditions)
-            return RecipeModule(recipe, input.dtype).eval()
+            settings = Settings(input.dtype, input.device, effort=EVAL_EFFORT)
+            return RecipeModule(fold_layers(steps, settings), input.dtype).eval()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_cache"}

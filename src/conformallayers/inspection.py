@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from .container import ConformalLayers, layer_by_layer
 from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.fold import stages_by_part
-from .folding.forms import forms_of, matrix_of
-from .folding.operators import apply_all
-from .folding.split import GraphNode, HomogeneousMap, StageGraph
-from .folding.stages import Chain, Stage
-from .folding.strategies.dense import stage_too_large
+from .folding.forms import dense_matrix, forms_of, matrix_of, too_many_entries
+from .folding.operators import apply_all, push_constant
+from .folding.stages import AffineStage, HomogeneousMap, RadialStage, Segment, StageGraph
 from .formula import Formula
 from .functional import advance, guarded_ratio, scale_samples
 from .graph.freeze import frozen_wide
@@ -204,66 +202,67 @@ def inspect(
     return Inspection(tuple(parts))
 
 
-def _stages(graph: StageGraph) -> list[tuple[GraphNode, Stage]]:
-    """Return the stages to inspect: those with weights or activations, or the only one."""
-    found = [(node, node.action) for node in graph.nodes if isinstance(node.action, Stage)]
-    return [pair for pair in found if graph.single is not None or not pair[1].moves_only]
-
-
 def _check(path: str, graph: StageGraph) -> None:
     """Refuse stages whose forms are too large."""
-    for number, (_, stage) in enumerate(_stages(graph), 1):
-        where = f"inspect({_label(path, graph, number) or 'model'})"
-        reason = stage_too_large(stage)
+    for stage in graph.stages:
+        sizes = math.prod(stage.input_shape), math.prod(stage.output_shape)
+        reason = too_many_entries(*sizes)
         if reason is not None:
+            where = f"inspect({graph.label(path, stage) or 'model'})"
             remedy = "Inspect it on smaller images."
             raise refusal(where, "forms that can be written out", reason, remedy)
 
 
-def _label(path: str, graph: StageGraph, number: int) -> str:
-    return path if graph.single is not None else f"{path} stage {number}".strip()
-
-
 def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
     """Yield every stage of a network, without its terms."""
-    for number, (node, stage) in enumerate(_stages(graph), 1):
-        chain = stage.chain
-        values = forms_of(chain, stage.device).values
-        found = zip(chain.groups, values, strict=True)
-        forms = tuple(_form(chain, group, form, top) for group, form in found)
-        scale, bias = chain.scale, graph.bias if node is graph.nodes[-1] else None
-        if stage.direct and stage.constant is not None:
-            scale = float(_scaling_of(stage)[0].rho)
-            bias = scale * stage.constant + (0.0 if bias is None else bias)
+    for number, stage in enumerate(graph.stages, 1):
+        forms: tuple[Form, ...] = ()
+        bias = graph.bias if stage is graph.last else None
+        if isinstance(stage, RadialStage):
+            radial = stage.entered(_start(graph))
+            scale, matrix = float(radial.end.rho), matrix_of(radial)
+            found = zip(radial.groups, forms_of(radial).values, strict=True)
+            forms = tuple(_form(group, form, stage.input_shape, top) for group, form in found)
+        else:
+            scale = float(_after(stage, _start(graph))[0].rho)
+            shapes = stage.input_shape, stage.output_shape
+            matrix = dense_matrix(*shapes, stage.operators, stage.device)
+            constant = push_constant(stage.operators)
+            if constant is not None:
+                bias = scale * constant + (0.0 if bias is None else bias)
         yield Part(
-            _label(path, graph, number),
+            graph.label(path, stage),
             stage.input_shape,
             stage.output_shape,
             forms,
-            (matrix_of(chain, stage.device) * scale).view(-1, *stage.input_shape),
+            (matrix * scale).view(-1, *stage.input_shape),
             None if bias is None else bias.flatten(),
             None,
-            None if graph.single is not None else number,
+            None if len(graph.nodes) == 1 else number,
         )
 
 
-def _scaling_of(stage: Stage) -> tuple[Scaling, list[float]]:
-    """Return the scaling behind the activations of a stage with biases, and the weights of their energies."""
-    scaling = Scaling()
+def _start(graph: StageGraph) -> Scaling:
+    """Return the scaling of what enters a stage: the sample, if the stage is all of its network, else points."""
+    return Scaling(graph.norm_factor) if len(graph.nodes) == 1 else Scaling()
+
+
+def _after(stage: AffineStage, start: Scaling) -> tuple[Scaling, list[float]]:
+    """Return the scaling behind the activations of an affine stage, and the weights of their energies."""
+    scaling = Scaling() if stage.biased else start.copy()
     return scaling, [site.activate(scaling) for site in stage.sites]
 
 
-def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
-    segments = [chain.segments[index] for index in group]
+def _form(group: tuple[Segment, ...], form: Tensor, shape: Shape, top: int) -> Form:
     values, vectors = torch.linalg.eigh(form)
     images = vectors.flip(1)[:, :top].T
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return Form(
-        tuple(segment.site.path for segment in segments),
-        segments[0].site.module.formula,
+        tuple(segment.site.path for segment in group),
+        group[0].site.module.formula,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
-        images.reshape(-1, *chain.input_shape),
-        _falloff(form, chain.input_shape),
+        images.reshape(-1, *shape),
+        _falloff(form, shape),
     )
 
 
@@ -296,38 +295,38 @@ def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[Ter
             frozen(chunk)
         pairs = zip(graphs, entered, strict=True)
         chunks.append([row for graph, x in pairs for row in _rows(graph, x)])
-    names = [_names(graph, stage) for graph in graphs for _, stage in _stages(graph)]
+    names = [_names(graph, stage) for graph in graphs for stage in graph.stages]
     return [
         Terms(of_part, *(torch.cat(column) for column in zip(*rows, strict=True)))
         for of_part, rows in zip(names, zip(*chunks, strict=True), strict=True)
     ]
 
 
-def _names(graph: StageGraph, stage: Stage) -> tuple[str, ...]:
+def _names(graph: StageGraph, stage: AffineStage | RadialStage) -> tuple[str, ...]:
     first = "t"
-    if graph.single is not None:
-        first = "√(‖x‖² + c²)" if graph.embedding.offset else "‖x‖"
+    if len(graph.nodes) == 1:
+        first = "√(‖x‖² + c²)" if graph.offset else "‖x‖"
     return (first, *(site.path for site in stage.sites))
 
 
 def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
     """Take samples through the stages, maps and joins of a network; yield the terms of every stage."""
-    norm = torch.linalg.vector_norm(x.flatten(1), dim=1) * graph.embedding.norm_factor
-    t = torch.hypot(norm, torch.full_like(norm, graph.embedding.offset))
+    norm = torch.linalg.vector_norm(x.flatten(1), dim=1) * graph.norm_factor
+    t = torch.hypot(norm, torch.full_like(norm, graph.offset))
     zero = int((t == 0).sum())
     if zero:
         got, remedy = f"{zero} of zeros, whose denominator is 0", "Leave them out."
         raise refusal("inspect(data=...)", "samples with a norm", got, remedy)
     start = scale_samples(x, 1 / t), t
-    inspected = [id(node) for node, _ in _stages(graph)]
+    inspected = [id(stage) for stage in graph.stages]
     values: list[tuple[Tensor, Tensor]] = []  # points and their coordinates
     for node in graph.nodes:
         sources = [start if source < 0 else values[source] for source in node.sources]
         action, (point, t) = node.action, sources[0]
-        if isinstance(action, Stage):
-            row, after = _recurrence(action, point, t)
+        if isinstance(action, (AffineStage, RadialStage)):
+            row, after = _recurrence(action, _start(graph), point, t)
             values.append(after)
-            if id(node) in inspected:
+            if id(action) in inspected:
                 yield row
         elif isinstance(action, HomogeneousMap):
             values.append((action.module(point), t))
@@ -335,28 +334,32 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
             values.append((action.merge([other for other, _ in sources]), t))
 
 
-def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Tensor, Tensor]]:
+def _recurrence(
+    stage: AffineStage | RadialStage, start: Scaling, point: Tensor, t: Tensor
+) -> tuple[_Row, tuple[Tensor, Tensor]]:
     """Run a stage on points and their t; return the terms of its denominator, and the points and t behind it."""
-    chain, end = stage.chain, stage.chain.end
-    z, tau = point, torch.full_like(t, 1 / float(stage.start.sigma))
-    terms, energies = [tau], []
-    steps: list[tuple[Callable[[Tensor], Tensor], float, RadialActivation]] = [
-        (segment.apply, segment.weight, segment.site.module) for segment in chain.segments
-    ]
-    if stage.direct:  # its chain has no segments: the energy is that of its output, biases included
-        end, weights = _scaling_of(stage)
-        z = apply_all(chain.trailing, z)
-        z = z if stage.constant is None else z + stage.constant
+    steps: list[tuple[Callable[[Tensor], Tensor], float, RadialActivation]]
+    if isinstance(stage, RadialStage):
+        stage = stage.entered(start)
+        z, end, trailing = point, stage.end, stage.trailing
+        steps = [(segment.apply, segment.weight, segment.site.module) for segment in stage.segments]
+    else:  # the energy is that of its output, biases included
+        end, weights = _after(stage, start)
+        start, trailing = Scaling() if stage.biased else start, ()
+        constant = push_constant(stage.operators)
+        z = apply_all(stage.operators, point)
+        z = z if constant is None else z + constant
         sites = zip(weights, stage.sites, strict=True)
         steps = [(lambda z: z, weight, site.module) for weight, site in sites]
+    tau = torch.full_like(t, 1 / float(start.sigma))
+    terms, energies = [tau], []
     for apply, weight, activation in steps:
         z = apply(z)
         energies.append(weight * z.flatten(1).square().sum(1))
         grown = advance(activation.step, tau, t, energies[-1])
         terms.append(grown - tau)
         tau = grown
-    if not stage.direct:
-        z = apply_all(chain.trailing, z)
+    z = apply_all(trailing, z)
     squares = point.flatten(1).square().sum(1)
     gains = t.new_empty(len(t), 0)
     if energies:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from .container import layer_by_layer
 from .errors import checked_shape, refusal
+from .folding.check import TOLERANCES
 from .folding.fold import fold
 from .folding.folded import Folded
-from .folding.part import TOLERANCES
 from .nn.registry import find_spec
 from .utils.comparison import relative_error
 

@@ -1,37 +1,247 @@
-"""Stages: layers merged into operators between activations."""
+"""Stages: where networks are cut, and folds of random staged networks against the recurrence."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
-from conformallayers.recipe import layer_operations as layer
-from oracle import randomise
-from support import chain_of
+from conformallayers.folding.fold import stages_by_part
+from conformallayers.folding.stages import AffineStage, HomogeneousMap, RadialStage, StageGraph
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.nn.branches import Join
+from conformallayers.recipe.layer_operations import AddConstant, Conv
+from conformallayers.recipe.point_operations import Divide, Normalize, Rebase, SumSquares
+from nets import net
+from oracle import exact, oracle, randomise, relative_error
+from staged import EMBEDDINGS, Draw, scaled_down
+from support import DTYPES, TOLERANCES, operations, samples
 
-SHAPE = (2, 8, 7)
+
+def graph_of(model: nn.Module, shape: tuple[int, ...], absorbed: int = 0) -> StageGraph:
+    (graphs,) = stages_by_part(model, shape).values()
+    return graphs[absorbed]
 
 
-def test_a_normalisation_disappears_into_the_convolution_before_it() -> None:
-    model = randomise(cl.ConformalLayers(cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro()))
-    chain = chain_of(model, SHAPE)
-    assert [type(op.module).__name__ for op in chain.operators] == ["Conv2d"]
-    linear = cl.ConformalLayers(cl.Linear(4, 3), nn.BatchNorm1d(3), cl.ReSPro())
-    assert len(chain_of(randomise(linear), (4,)).operators) == 1
+KINDS = {AffineStage: "affine", RadialStage: "radial", HomogeneousMap: "map", Join: "join"}
+
+
+def kinds(graph: StageGraph) -> list[str]:
+    return [KINDS[type(node.action)] for node in graph.nodes]
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return randomise(model).eval()
+
+
+# -- where networks are cut -------------------------------------------------------------------------
+
+
+def test_a_network_without_maps_is_one_stage() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 3), cl.ReSPro())
+    graph = graph_of(model, (1, 8, 8))
+    assert kinds(graph) == ["radial"]
+
+
+def test_maps_cut_a_network() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 2, 3),
+        cl.ReSPro(),
+        cl.Conv2d(2, 4, 3),
+        nn.ReLU(),
+        cl.Conv2d(4, 2, 3),
+        cl.ReSPro(),
+    )
+    graph = graph_of(model, (1, 8, 8))
+    assert kinds(graph) == ["radial", "map", "radial"]
+    assert [len(stage.layers) for stage in graph.stages] == [3, 2]
+    assert "\n1: ReLU()\n" in str(graph)
+
+
+def test_a_stage_with_biases_ends_at_each_activation() -> None:
+    layers = (
+        cl.Conv1d(1, 2, 3, bias=True),
+        cl.ReSPro(),
+        cl.Conv1d(2, 2, 3),
+        nn.BatchNorm1d(2),
+        cl.ReSPro(),
+    )
+    model = randomised(cl.ConformalLayers(cl.Conv1d(1, 1, 1), cl.ReSPro(), *layers, nn.ReLU()))
+    assert kinds(graph_of(model, (1, 9))) == ["radial", "affine", "affine", "map"]
+
+
+def test_branches_across_maps_are_joined_between_stages() -> None:
+    block = cl.Residual(cl.Conv1d(2, 2, 3, padding=1), nn.ReLU(), cl.Conv1d(2, 2, 1), cl.ReSPro())
+    graph = graph_of(cl.ConformalLayers(cl.Conv1d(1, 2, 1), block, cl.Conv1d(2, 1, 1)), (1, 9))
+    skip, body = ["affine"], ["affine", "map", "radial"]
+    assert kinds(graph) == ["affine", *skip, *body, "join", "affine"]
+    assert graph.nodes[5].sources == (1, 4)
+    assert isinstance(graph.nodes[5].action, Join)
+
+
+@pytest.mark.parametrize("strategy", ["layers", "dense"])
+def test_layers_that_two_branches_read_are_not_merged_into_one_of_them(strategy: str) -> None:
+    normalised = nn.Sequential(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), cl.ReSPro())
+    model = randomised(
+        cl.ConformalLayers(nn.ZeroPad2d(1), cl.Parallel(normalised, cl.Conv2d(2, 2, 1)))
+    )
+    cl.testing.assert_folds(model, (2, 5, 4), strategy=strategy)
+
+
+def test_a_head_joins_the_last_stage_or_follows_it() -> None:
+    features = cl.ConformalLayers(
+        cl.Conv1d(1, 2, 3), nn.ReLU(), cl.Conv1d(2, 2, 3, bias=True), cl.ReSPro()
+    )
+    model = randomised(nn.Sequential(features, nn.Flatten(), nn.Linear(10, 3)))
+    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", "affine", "affine"]
+    model = randomised(nn.Sequential(features[:2], nn.Flatten(), nn.Linear(14, 3)))
+    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", "affine"]
+
+
+def test_a_normalisation_disappears_into_the_layer_before_it() -> None:
+    image = cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro()
+    for layers, shape in ((image, (2, 8, 7)), ((cl.Linear(4, 3), nn.BatchNorm1d(3)), (4,))):
+        (stage,) = graph_of(randomised(cl.ConformalLayers(*layers)), shape).stages
+        assert [type(op.module).__name__ for op in stage.operators] == [type(layers[0]).__name__]
+
+
+# -- what a fold of stages computes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(3)
+def test_folds_of_random_staged_networks(seed: int) -> None:
+    model, shape = Draw(seed + 100).network(**EMBEDDINGS[seed // 2 % 4])
+    dtype = DTYPES[seed % 2]
+    model = scaled_down(model).to(dtype)
+    model.train()
+    model(samples(shape, dtype, 4, seed))  # a norm for spectral activations
+    model.eval()
+    x = samples(shape, dtype, 3, seed) * torch.tensor([1.0, 1e-2, 0.0], dtype=dtype).view(
+        3, *[1] * len(shape)
+    )
+    with torch.no_grad():
+        expected = oracle(exact(model), x.double())
+        for strategy in ("auto", *STRATEGIES):
+            try:
+                folded = cl.fold(model, shape, strategy=strategy)
+            except cl.ConformalError:
+                assert strategy not in ("auto", "layers")
+                continue
+            assert relative_error(folded(x), expected) <= TOLERANCES[dtype], strategy
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["stages", "rectified"])
+def test_samples_of_any_scale(name: str, dtype: torch.dtype) -> None:
+    model = net(name).to(dtype).eval()
+    scales = [1e-12, 1e-4, 1.0, 1e4, 1e12] if name == "stages" else [1e-12, 1e-4, 1.0, 10.0]
+    x = torch.stack([scale * samples((2, 6, 6), dtype, 1)[0] for scale in scales])
+    with torch.no_grad(), cl.layer_by_layer():
+        expected = model.double()(x.double())
+    model.to(dtype)
+    for strategy in ("auto", "layers"):
+        assert (
+            relative_error(cl.fold(model, (2, 6, 6), strategy=strategy)(x), expected)
+            <= TOLERANCES[dtype]
+        )
+
+
+def test_a_zero_sample_and_a_sample_with_nan() -> None:
+    x = samples((2, 6, 6), torch.float32, 4)
+    alone = x[2:3].clone()
+    x[0], x[1, 0, 0, 0] = 0, math.nan
+    rectified, stages = net("rectified").eval(), net("stages").eval()
+    for model in (rectified, stages):
+        folded = cl.fold(model, (2, 6, 6))
+        with torch.no_grad():
+            y = folded(x)
+            assert bool(y[1].isnan().all())
+            assert bool(y[2:].isfinite().all())
+            torch.testing.assert_close(y[2:3], folded(alone))
+    with torch.no_grad():
+        assert not bool(cl.fold(rectified, (2, 6, 6))(x)[0].any())
+
+
+def two_stages(depth: int) -> nn.Module:
+    """Return two stages of ``depth`` convolutions, folded to one 5 × 5 and one 3 × 3 convolution each."""
+
+    def stage(inputs: int, channels: int, sizes: list[int]) -> list[nn.Module]:
+        widths = [inputs, *[24] * (len(sizes) - 1), channels]
+        convs = [cl.Conv2d(a, b, k) for a, b, k in zip(widths, widths[1:], sizes, strict=False)]
+        pool = cl.Split([2, channels - 2], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)])
+        return [*convs, nn.BatchNorm2d(channels), cl.ReSPro(projective=True), pool]
+
+    first = {1: [5], 2: [3, 3], 3: [3, 1, 3]}[depth]
+    second = {1: [3], 2: [1, 3], 3: [1, 3, 1]}[depth]
+    layers = cl.ConformalLayers(
+        *stage(3, 16, first), *stage(16, 20, second), offset=1.0, unit="rms"
+    )
+    return randomised(nn.Sequential(layers, nn.Flatten(), nn.Linear(80, 10)))
+
+
+def test_depth_inside_a_stage_is_free() -> None:
+    counted, recipes = [], []
+    for depth in (1, 2, 3):
+        folded = cl.fold(two_stages(depth), (3, 16, 16), strategy="conv")
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            folded(torch.rand(1, 3, 16, 16))
+        counted.append(counter.get_total_flops())
+        recipes.append([type(operation) for operation in folded.recipe.operations])
+        convolutions = operations(folded, Conv)
+        sizes = [tuple(folded.recipe.constant_shape(conv.weight)) for conv in convolutions]
+        assert sizes == [(16, 3, 5, 5), (20, 16, 3, 3)]
+        assert all(conv.bias is not None for conv in convolutions)
+        assert len(operations(folded, SumSquares)) == 2
+        assert len(operations(folded, Normalize)) == len(operations(folded, Divide)) == 1
+        heads = [folded.recipe.constant_shape(op.value) for op in operations(folded, AddConstant)]
+        assert heads == [(10,)]
+    assert counted[0] == counted[1] == counted[2]
+    assert recipes[0] == recipes[1] == recipes[2]
+
+
+def test_a_stage_that_pads_inside_keeps_its_layers_or_pads_once() -> None:
+    inside = cl.Conv2d(2, 3, 3), cl.Conv2d(3, 3, 3, padding=1), nn.ReLU()
+    once = cl.Conv2d(2, 3, 3, padding=1), cl.Conv2d(3, 3, 3), nn.ReLU()
+    for layers, count in ((inside, 2), (once, 1)):
+        model = randomised(cl.ConformalLayers(*layers))
+        folded = cl.fold(model, (2, 9, 9), strategy="conv")
+        assert len(operations(folded, Conv)) == count
+        assert cl.fold_error(model, folded, torch.rand(3, 2, 9, 9)) <= TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("before", [nn.BatchNorm2d(2), cl.Conv2d(2, 2, 1, bias=True)])
+def test_a_bias_before_padding_is_an_image_unless_channels_are_shifted(before: nn.Module) -> None:
+    layers = nn.ReLU(), before, cl.Conv2d(2, 3, 3, padding=1), cl.ReSPro(projective=True)
+    model = randomised(cl.ConformalLayers(*layers))
+    folded = cl.fold(model, (2, 6, 6), strategy="conv")
+    (image,) = operations(folded, AddConstant)
+    shifted = isinstance(before, nn.BatchNorm2d)
+    assert folded.recipe.constant_shape(image.value) == ((2, 1, 1) if shifted else (3, 6, 6))
+    assert cl.fold_error(model, folded, torch.randn(3, 2, 6, 6)) <= TOLERANCES[torch.float32]
+
+
+def test_values_with_one_coordinate_are_joined_as_they_are() -> None:
+    pool = cl.Split([1, 1], [cl.AvgPool1d(2), nn.LPPool1d(2, 2)])
+    folded = cl.fold(cl.ConformalLayers(cl.Conv1d(1, 2, 1), cl.ReSPro(), pool), (1, 8))
+    assert not operations(folded, Rebase)
 
 
 def shifted(pool: nn.Module, *, padding: int, factor: float = 1.0) -> cl.ConformalLayers:
     """A BatchNorm behind a map, before convolutions of which the first one pads."""
     model = cl.ConformalLayers(
         *(cl.Conv2d(2, 4, 3), cl.ReSPro(projective=True), pool, nn.BatchNorm2d(4)),
-        *(cl.Conv2d(4, 3, 3, padding=padding), cl.Conv2d(3, 5, 1, bias=True)),
+        *(cl.Conv2d(4, 6, 3, padding=padding), cl.Conv2d(6, 5, 1, bias=True)),
         *(cl.ReSPro(projective=True), nn.ReLU(), cl.Conv2d(5, 2, 1)),
         offset=1.0,
         unit="rms",
     )
-    norm = randomise(model)[3]
+    norm = randomised(model)[3]
     norm.weight.data[1] *= factor
     return model.double()
 
@@ -42,11 +252,48 @@ def test_a_shift_before_a_padded_convolution_stays_one_number_a_channel(
     padding: int, factor: float
 ) -> None:
     model = shifted(nn.MaxPool2d(2), padding=padding, factor=factor)
-    folded = cl.fold(model, (2, 12, 12), strategy="conv")
-    added = [op for op in folded.recipe.operations if isinstance(op, layer.AddConstant)]
+    folded = cl.fold(model, (2, 12, 12))
+    added = operations(folded, AddConstant)
     shapes = [tuple(folded.recipe.constants[op.value].shape) for op in added]
     short = padding == 1 and factor >= 1e-6
     # Without padding it goes into the bias of the convolution. A factor near 0 leaves a map behind it.
     assert shapes == ([] if padding == 0 else [(4, 1, 1)] if short else [(5, 5, 5)])
     x = torch.randn(3, 2, 12, 12, dtype=torch.float64)
     assert cl.fold_error(model, folded, x) <= 1e-12
+
+
+# -- plans and eval() -------------------------------------------------------------------
+
+
+def test_explain_has_a_block_for_each_radial_stage() -> None:
+    first, second = (
+        (cl.Conv2d(3, 3, 1), cl.ReSPro(), cl.Conv2d(3, 3, 1), cl.ReSPro()) for _ in range(2)
+    )
+    biased = cl.Conv2d(3, 3, 3, bias=True), nn.ReLU()
+    folded = cl.fold(cl.ConformalLayers(*first, *biased, *second), (3, 16, 16))
+    assert list(folded.explain()) == ["stage 1", "stage 3"]
+    assert folded.strategy.count("+") == 1
+
+
+def test_a_named_strategy_is_used_where_it_applies() -> None:
+    radial = cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 4)
+    for layers in (radial, (*radial, nn.ReLU(), cl.Linear(4, 2))):
+        with pytest.raises(cl.ConformalError, match="one where a sample has no image rows"):
+            cl.fold(cl.ConformalLayers(*layers), (4,), strategy="banded")
+
+
+def test_evaluation_folds_and_notices_changes() -> None:
+    model = two_stages(2)[0]
+    x = torch.rand(2, 3, 16, 16)
+
+    def layers() -> Tensor:
+        with cl.layer_by_layer():
+            return model(x)
+
+    with torch.no_grad():
+        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
+        assert model._cache.find(model, x) is not None
+        before = model(x)
+        model[0].weight.add_(0.1)
+        assert not torch.equal(model(x), before)
+        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]

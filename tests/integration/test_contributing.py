@@ -21,17 +21,14 @@ import conformallayers.numpy as cln
 from conformallayers.folding.cost import Cost
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.lower import LOWER, Lowering, lowers
-from conformallayers.folding.problem import Problem
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.folding.strategies.base import (
     Evaluation,
+    Problem,
     Strategy,
-    Values,
-    matrix_cost,
+    add_flatten,
     normalised,
-    out_of_range,
 )
-from conformallayers.folding.strategies.dense import too_large
 from conformallayers.nn.registry import _SPECS
 from conformallayers.nn.specs import LayerSpec
 from conformallayers.recipe import layer_operations as layer
@@ -262,24 +259,23 @@ class Halves(Strategy):
     name = "halves"
 
     def refuses(self, problem: Problem) -> str | None:
-        return too_large(problem) or out_of_range(problem)
+        return problem.cannot_write_out()
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         d_in, count = math.prod(problem.stage.input_shape), problem.form_count
         size = count * d_in**2
-        return matrix_cost(problem) + Cost(gemm=size, calls=3, bytes=size * problem.itemsize)
+        return problem.matrix_cost() + Cost(gemm=size, calls=3, bytes=size * problem.itemsize)
 
-    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
-        builder, energies, images = values.builder, [], []
+    def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
+        rows, energies, images = add_flatten(builder, x), [], []
         for form in problem.forms.values:
             scaled, weight = normalised(form)
-            held = values.constant("form", scaled)
-            form_of = {"form": held, "weight": weight}
-            energies.append((builder.add(point.QuadraticForm, values.flat, name="n", **form_of),))
+            form_of = {"form": builder.constant("form", scaled), "weight": weight}
+            energies.append((builder.add(point.QuadraticForm, rows, name="n", **form_of),))
         matrix, gain = normalised(problem.matrix)
         for half in matrix.tensor_split(2):
-            weight_of = {"weight": values.constant("half", half)}
-            images.append(builder.add(layer.Matmul, values.flat, name="half", **weight_of))
+            weight_of = {"weight": builder.constant("half", half)}
+            images.append(builder.add(layer.Matmul, rows, name="half", **weight_of))
         image = builder.add(layer.Concatenate, *images, name="image", axis=0)
         return Evaluation(image, tuple(energies), gain)
 

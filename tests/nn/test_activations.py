@@ -15,7 +15,7 @@ import conformallayers as cl
 from cases import ALPHAS
 from conformallayers.recipe.point_operations import Divide, SumSquares
 from oracle import exact, oracle, randomise, relative_error
-from support import DTYPES, TOLERANCES, chain_of, folds, operations, samples
+from support import DTYPES, TOLERANCES, folds, operations, samples, stage_of
 
 SHAPE = (2, 8, 7)
 
@@ -81,8 +81,8 @@ def test_scale_invariant_and_bounded(act: Callable[..., cl.RadialActivation]) ->
 
 
 def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
-    assert len(chain_of(stack(cl.Gnomonic, depth=5), SHAPE).groups) == 1
-    assert len(chain_of(stack(Quartic, depth=5), SHAPE).groups) == 5
+    assert len(stage_of(stack(cl.Gnomonic, depth=5), SHAPE).groups) == 1
+    assert len(stage_of(stack(Quartic, depth=5), SHAPE).groups) == 5
     # y = M x / √(xᵀ(I + Q)x), from the arrays of the fold itself.
     model = stack(cl.Gnomonic, depth=4).double()
     folded = cl.fold(model, SHAPE, strategy="dense")

@@ -8,7 +8,7 @@ from ..graph.trace import trace_part
 from ..nn.extra_layers import Centre, Rescale
 from ..nn.registry import find_spec
 from .operators import Operator, operator_of
-from .split import StageGraph, stages_of, takes_prefix, with_head, with_prefix
+from .stages import StageGraph, stages_of, takes_prefix, with_head, with_prefix
 
 
 def stages_at(graph: Graph, part: Part, *, prefix: bool = True) -> tuple[StageGraph, int]:

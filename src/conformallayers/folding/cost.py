@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 
+from torch import nn
+
+from .operators import CONVOLUTIONS, Operator, is_plain
+
 BATCH = 64  # the batch size that costs are compared at
+LANES = 16  # output channels that a convolution computes at a time
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,17 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
+
+
+def layer_cost(operator: Operator, itemsize: int) -> Cost:
+    """Return what a layer takes as it is."""
+    work = operator.multiply_adds()
+    stream = math.prod(operator.output_shape)
+    size = sum(t.numel() * itemsize for t in operator.module.buffers())
+    if isinstance(operator.module, nn.Linear):
+        return Cost(gemm=work, stream=stream, calls=2, bytes=size)
+    if is_plain(operator.module, CONVOLUTIONS):
+        channels = operator.output_shape[0]
+        idle = work / channels * (-channels % LANES)
+        return Cost(conv=work, idle=idle, stream=2 * stream, calls=2, bytes=size)
+    return Cost(conv=work, stream=2 * stream, calls=2, bytes=size)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from ..errors import checked_shape, refusal
 from ..graph.capture import capture
-from ..graph.graph import Graph, Part
+from ..graph.trace import Trace
 from ..nn.bounds import Shape
+from ..recipe.recipe import Recipe
+from ..recipe.torch.module import placed
+from ..scaling import Scaling
 from ..utils.fingerprint import fingerprint
 from .absorb import stages_at, with_followers
+from .check import lower_accurately
 from .cost import Cost
 from .folded import Folded
 from .lower_graph import LoweredPart, lower_graph
+from .lower_stages import lower_stages
 from .merge import merge
-from .part import lower_checked, lower_part, placed
-from .plan import checked_strategy, optimistic_seconds
-from .problem import Conditions, Problem
-from .split import StageGraph
+from .plan import Settings, checked_strategy, optimistic_seconds
+from .stages import RadialStage, StageGraph, stages_of
+from .strategies.base import Problem
 
 
 def fold(
@@ -40,7 +44,7 @@ def fold(
     Args:
         model: any module that torch.fx can trace.
         input_shape: of one sample, without the batch axis.
-        strategy: ``"auto"`` takes the fastest accurate one, by a cost model of this machine. By name:
+        strategy: ``"auto"`` takes the fastest accurate one, by counts of work. By name, where it applies:
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"conv"`` (composed kernels along the cheapest route),
             ``"layers"`` (no folding, only α and factors resolved).
         dtype: of the result; None takes that of the model's first parameter.
@@ -64,30 +68,42 @@ def fold(
     shape = checked_shape(input_shape, "fold(input_shape=...)")
     strategy = checked_strategy(strategy)
     dtype, device = _dtype_and_device(model, dtype)
-    conditions = Conditions(dtype, device, strategy)
+    settings = Settings(dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
-        return _folded(model, shape, conditions)
+        return _folded(model, shape, settings)
 
 
-def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
+def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
     """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape)
     parts: dict[int, LoweredPart] = {}
     for part in graph.parts:
-        found = _largest_part(graph, part, conditions)
-        lower = lower_checked if conditions.strategy == "auto" else lower_part
-        recipe, chosen = lower(found.stages, conditions, found.problem)
-        labels = [part.label]
-        if found.stages.single is None:
-            labels = [f"{part.label} stage {i + 1}".strip() for i in range(len(chosen))]
-        plans = dict(zip(labels, chosen, strict=True))
-        if plans:
-            plans[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
-        parts[found.end] = LoweredPart(recipe, found.feed, plans)
+        stages, feed = stages_at(graph, part)
+        candidates = with_followers(graph, part, stages)
+        absorbed = _absorbed([longer for _, longer in candidates], settings)
+        end, stages = candidates[absorbed]
+        recipe, plans = lower_accurately(stages, settings, part.label, absorbed)
+        _refuse_overflow(recipe, settings)
+        parts[end] = LoweredPart(recipe, feed, plans)
     recipe, plans = lower_graph(graph, parts)
-    dtype, device = conditions.dtype, conditions.device
-    merged, regions = merge(recipe, dtype)
-    return Folded(placed(merged, dtype, device), dtype, plans, fingerprint(model), regions)
+    merged, regions = merge(recipe, settings.dtype)
+    merged = placed(merged, settings.dtype, settings.device)
+    return Folded(merged, settings.dtype, plans, fingerprint(model), regions)
+
+
+def fold_layers(trace: Trace, settings: Settings) -> Recipe:
+    """Fold the layers of one ConformalLayers; their modules are frozen in float64."""
+    recipe, _ = lower_stages(stages_of(trace), settings)
+    _refuse_overflow(recipe, settings)
+    return placed(merge(recipe, settings.dtype)[0], settings.dtype, settings.device)
+
+
+def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
+    """Refuse constants that leave the range of the dtype."""
+    for name, array in recipe.constants.items():
+        if not bool((array.abs() <= torch.finfo(settings.dtype).max).all()):
+            where, got = f'fold(strategy="{settings.strategy}")', f"NaN or infinity in {name}"
+            raise refusal(where, "numbers within range", got, 'Use strategy="layers".')
 
 
 def stages_by_part(
@@ -108,42 +124,22 @@ def stages_by_part(
     return found
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A ConformalLayers with its prefix and its absorbed layers: the nodes that fold together."""
+def _absorbed(candidates: Sequence[StageGraph], settings: Settings) -> int:
+    """Choose how many following layers to absorb, given the stages with none, one, … of them.
 
-    stages: StageGraph
-    problem: Problem | None  # of the only stage, if there is one
-    feed: int
-    end: int
-    absorbed: int
-
-
-def _largest_part(graph: Graph, part: Part, conditions: Conditions) -> _Part:
-    """Choose how many following layers to absorb, by predicted costs: building each would take too long."""
-    stages, feed = stages_at(graph, part)
-    candidates = with_followers(graph, part, stages)
-    problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
-    seconds: list[float] = []  # of that stage and of the layers that are not absorbed
-    for end, longer in candidates:
-        last = graph.readers[end] == (len(graph.nodes),)
-        problem = problems[0] if problems and longer.single else None
-        if problem is not None and longer.last is not None:
-            problem = problem.with_stage(longer.last, last)
-        elif longer.last is not None:
-            single = longer.single is not None
-            own = replace(conditions, staged=not single)
-            problem = Problem(longer.last, own, embedded=single, last=last)
-        if problems and longer.last is not None:
-            # The candidates before this one run its last layer separately.
-            work = longer.last.operators[-1].multiply_adds()
-            alone = Cost(gemm=work, calls=2).seconds()
+    An affine stage takes all: the merge pass composes them. A radial stage takes as many as predicted costs say.
+    """
+    seconds: list[float] = []  # of the last stage and of the layers that are not absorbed
+    for graph in candidates:
+        stage = graph.last
+        if len(candidates) == 1 or not isinstance(stage, RadialStage):
+            return len(candidates) - 1
+        if seconds:  # the candidates before this one run its last layer separately
+            alone = Cost(gemm=stage.operators[-1].multiply_adds(), calls=2).seconds()
             seconds = [before + alone for before in seconds]
-        problems.append(problem)
-        seconds.append(0.0 if problem is None else optimistic_seconds(problem))
-    best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
-    end, chosen = candidates[best]
-    return _Part(chosen, problems[best] if chosen.single else None, feed, end, best)
+        problem = Problem(stage.entered(Scaling(graph.norm_factor)), settings.dtype)
+        seconds.append(optimistic_seconds(problem, settings.strategy))
+    return min(range(len(seconds)), key=lambda i: (seconds[i], -i))
 
 
 def _dtype_and_device(

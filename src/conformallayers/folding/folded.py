@@ -192,7 +192,7 @@ class Folded(RecipeModule):
             >>> torch.allclose(x @ m.T / d[:, None], folded(x), rtol=1e-12, atol=0)
             True
         """
-        return explicit_matrix(self, self.plans.values())
+        return explicit_matrix(self)
 
     def forms(self) -> Tensor:
         """Return every Q of the denominator D, (forms, d_in, d_in) in float64, for a fold of one stage.
@@ -206,7 +206,7 @@ class Folded(RecipeModule):
         Raises:
             ConformalError: as in :meth:`matrix`; samples of more than 8192 coefficients, or forms of more than 4 GiB.
         """
-        return explicit_forms(self, self.plans.values())
+        return explicit_forms(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""

@@ -1,8 +1,12 @@
-"""Matrices and quadratic forms of a chain of operators, in float64 and bounded memory.
+"""The matrix M and the quadratic forms Q of a radial stage, in float64 and bounded memory.
 
-A column of Q is half the gradient of the form at an impulse: two passes through the layers, never
-a Gram product over their many rows. Terms of deep layers are left out once their sum is proven to be
-below the rounding of the dtype.
+A column of Q is half the gradient of the form at an impulse: two passes through the layers, never a Gram product over
+their many rows. Stacks of same-size convolutions take the responses to single image rows instead: such a response
+spreads by a few rows per layer, and rows far from the border respond alike. There, terms of deep layers are left out
+once their sum is proven to be below the rounding of the dtype.
+
+With an error E of Q, ``|xᵀEx| ≤ ε·(‖x‖ + xᵀQx)`` holds for every x if ``εQ ± E ⪰ 0``. Where the denominator is
+``‖x‖ + xᵀQx/‖x‖`` or ``√(‖x‖² + xᵀQx)``, ``ε(Q + I) ± E ⪰ 0`` is enough.
 """
 
 from __future__ import annotations
@@ -10,19 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ..nn.bounds import Shape
+from ..nn.bounds import Shape, conv_pads
 from ..utils.progress import progress
-from .forms_by_row import TERMS, applies, forms_by_row, tail
-from .negligible import is_negligible
-from .operators import Operator, adjoint, apply_all, impulses
-from .stages import Chain, Segment
+from .operators import CONVOLUTIONS, Operator, adjoint, apply_all, impulses, is_plain
+from .stages import RadialStage, Segment
 
 COLUMN_BYTES = 256 * 2**20  # memory that one batch of columns may hold
-_SAMPLE = 48  # columns from which the decay of the terms is estimated
+MOST_COEFFICIENTS = 8192  # coefficients of a sample; building a larger Q would not fit into memory
+ENTRIES = 2**29  # of all arrays that are written out together: 4 GiB
+_TERMS = 0.25  # the share of the rounding error that deep terms may take
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,15 @@ class Forms:
 
     values: Tensor  # float64 (groups, d_in, d_in)
     missing: float = 0.0  # a bound of the spectral norm of the terms left out
+
+
+def too_many_entries(d_in: int, d_out: int) -> str | None:
+    """Return why a form (d_in, d_in) and a matrix (d_out, d_in) cannot be written out, or None."""
+    if d_in > MOST_COEFFICIENTS:
+        return f"a sample has {d_in} coefficients, a written-out form at most {MOST_COEFFICIENTS}"
+    if d_in * d_out > MOST_COEFFICIENTS * 4 * MOST_COEFFICIENTS:
+        return f"M would have {d_out} × {d_in} entries"
+    return None
 
 
 def dense_matrix(
@@ -46,51 +61,35 @@ def dense_matrix(
     return torch.cat([apply_all(operators, x).flatten(1).T for x in batches], 1)
 
 
-def matrix_of(chain: Chain, device: torch.device) -> Tensor:
-    """Return M = V Z_k of a chain in float64, (d_out, d_in)."""
-    matrix = dense_matrix(chain.input_shape, chain.output_shape, chain.operators, device)
-    return matrix * math.prod(segment.factor for segment in chain.segments)
+def matrix_of(stage: RadialStage) -> Tensor:
+    """Return M = V Z_k of a stage in float64, (d_out, d_in)."""
+    matrix = dense_matrix(stage.input_shape, stage.output_shape, stage.operators, stage.device)
+    return matrix * math.prod(segment.factor for segment in stage.segments)
 
 
-def forms_of(chain: Chain, device: torch.device, epsilon: float = 0.0) -> Forms:
-    """Return every Q of a chain in float64, without the last terms that are negligible.
+def forms_of(stage: RadialStage, epsilon: float = 0.0) -> Forms:
+    """Return every Q of a stage in float64, without the last terms that are negligible.
 
     Together they change the denominator by less than ``epsilon`` times itself.
     """
-    input_shape, segments = chain.input_shape, chain.segments
-    if not segments:
-        size = math.prod(input_shape)
-        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device))
-    if len(segments) > 2 and applies(input_shape, segments):
-        return Forms(*forms_by_row(chain, device, epsilon))
-    depth = _guess_depth(chain, device, epsilon)
-    while True:
-        values, last = _forms(input_shape, segments[:depth], device)
-        if depth == len(segments):
-            return Forms(values)
-        missing = tail(segments, depth) * last
-        if is_negligible(values[0], TERMS * epsilon, chain.unit, norm=missing):
-            return Forms(values, missing)
-        depth = min(len(segments), depth + 3)
+    if len(stage.segments) > 2 and keeps_rows(stage):
+        return forms_by_row(stage, epsilon)
+    return Forms(forms_by_column(stage))
 
 
-def _forms(
-    input_shape: Shape, segments: Sequence[Segment], device: torch.device
-) -> tuple[Tensor, float]:
-    """Return the forms of all segments, and a bound of ``‖Z‖²`` of the last one."""
-    d_in = math.prod(input_shape)
-    groups = 1 + segments[-1].group
-    chunk = _chunk(input_shape, [op for segment in segments for op in segment.operators])
-    forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=device)
-    frobenius = columns = 0.0
-    rows = torch.zeros(1, dtype=torch.float64, device=device)  # absolute row sums of Z so far
+def forms_by_column(stage: RadialStage) -> Tensor:
+    """Return the forms, (groups, d_in, d_in), from their gradients at impulses."""
+    d_in, groups = math.prod(stage.input_shape), len(stage.groups)
+    chunk = _chunk(stage.input_shape, stage.operators)
+    forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=stage.device)
+    batches = impulses(stage.input_shape, chunk, stage.device)
     start = 0
-    for batch in progress(impulses(input_shape, chunk, device), -(-d_in // chunk), "folding Q"):
+    for batch in progress(batches, -(-d_in // chunk), "folding Q"):
         x = batch.requires_grad_()
         energies = [x.new_zeros(())] * groups
         with torch.enable_grad():
             z = x
-            for segment in segments:
+            for segment in stage.segments:
                 z = segment.apply(z)
                 n = segment.weight / 2 * z.square().sum()
                 energies[segment.group] = energies[segment.group] + n
@@ -98,26 +97,18 @@ def _forms(
         for group, value in enumerate(energies):
             (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
             forms[group, start:stop] = part.flatten(1)
-        absolute = z.detach().flatten(1).abs()
-        frobenius += float(absolute.square().sum())
-        columns = max(columns, float(absolute.sum(1).max()))
-        rows = rows + absolute.sum(0)
         start = stop
-    # ‖Z‖² ≤ ‖Z‖_F², and ‖Z‖² ≤ ‖Z‖_1·‖Z‖_∞, the largest column sum times the largest row sum.
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
-    last = min(frobenius, columns * float(rows.max()))
-    return (forms + forms.transpose(1, 2)) / 2, last
+    return (forms + forms.transpose(1, 2)) / 2
 
 
-def stacked_layers(chain: Chain, group: int, device: torch.device) -> Tensor:
+def stacked_layers(stage: RadialStage, group: int) -> Tensor:
     """Return the rows ``√weight·Z_l`` of all layers of a form, (rows, d_in): ``Q = LᵀL``, never squared."""
-    chunk = _chunk(
-        chain.input_shape, [op for segment in chain.segments for op in segment.operators]
-    )
     columns = []
-    for z in impulses(chain.input_shape, chunk, device):
+    chunk = _chunk(stage.input_shape, stage.operators)
+    for z in impulses(stage.input_shape, chunk, stage.device):
         parts = []
-        for segment in chain.segments:
+        for segment in stage.segments:
             z = segment.apply(z)
             if segment.group == group:
                 parts.append(math.sqrt(segment.weight) * z.flatten(1))
@@ -144,30 +135,214 @@ def triangular_factor(form: Tensor) -> Tensor:
     return torch.full_like(form, math.nan)
 
 
-def _guess_depth(chain: Chain, device: torch.device, epsilon: float) -> int:
-    """Estimate from a few columns how many terms count; the proof comes afterwards."""
-    input_shape, segments = chain.input_shape, chain.segments
-    if epsilon == 0 or len(chain.groups) != 1 or len(segments) < 3:
-        return len(segments)
-    d_in = math.prod(input_shape)
-    picks = torch.linspace(0, d_in - 1, min(_SAMPLE, d_in)).long()
-    z = torch.zeros(len(picks), d_in, dtype=torch.float64, device=device)
-    z[torch.arange(len(picks)), picks] = 1
-    z = z.view(-1, *input_shape)
-    total = 0.0
-    with torch.no_grad():
-        for depth, segment in enumerate(segments, 1):
-            z = segment.apply(z)
-            mean = float(z.square().sum()) / len(picks)
-            total += segment.weight * mean
-            # ‖Z‖² is at most d_in times the mean of its squared columns; λ_min(Q) is guessed as 1/100 of
-            # the mean diagonal. A wrong guess costs time, not correctness.
-            small = TERMS * epsilon * (total / 100 + chain.unit)
-            if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
-                return depth
-    return len(segments)
-
-
 def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
     kept = 3 * sum(math.prod(op.output_shape) for op in operators) + math.prod(input_shape)
     return max(1, min(math.prod(input_shape), COLUMN_BYTES // (8 * kept)))
+
+
+# -- terms that rounding hides ----------------------------------------------------------------------
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the relative error of a denominator that the dtype rounds away.
+
+    It is the unit roundoff of float32, for shorter dtypes too, and 0 for float64, the dtype of the proofs.
+    """
+    return 0.0 if dtype == torch.float64 else torch.finfo(torch.float32).eps / 2
+
+
+def is_negligible(
+    form: Tensor, epsilon: float, unit: float, *, norm: float = 0.0, error: Tensor | None = None
+) -> bool:
+    """Prove ``ε(Q + unit·I) − norm·I ± E ⪰ 0``.
+
+    Args:
+        form: Q in float64.
+        epsilon: the error to keep below, relative to the denominator.
+        unit: 1 where the denominator is proportional to ‖x‖, else 0.
+        norm: a bound of the norm of terms that Q lacks.
+        error: E in float64.
+    """
+    room = epsilon * form
+    room.diagonal().add_(epsilon * unit - norm)
+    if error is None:
+        return _positive_definite(room)
+    return _positive_definite(room + error) and _positive_definite(room - error)
+
+
+def _positive_definite(form: Tensor) -> bool:
+    """Prove that a symmetric matrix is positive definite, rounding included.
+
+    The backward error of a Cholesky factorisation is at most the trace times (n + 1) roundings (Rump,
+    "Verification of positive definiteness", 2006); three more cover the shift.
+    """
+    size, unit = len(form), torch.finfo(form.dtype).eps / 2
+    guard = (size + 4) * unit * float(form.diagonal().abs().sum())
+    shifted = form.clone()
+    shifted.diagonal().sub_(guard)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
+def _tail(segments: Sequence[Segment], depth: int) -> float:
+    """Return κ with ``Σ_{l>depth} weight_l ‖z_l‖² ≤ κ ‖z_depth‖²``."""
+    total, product = 0.0, 1.0
+    for segment in segments[depth:]:
+        product *= segment.factor**2 * math.prod(op.norm for op in segment.operators) ** 2
+        total += segment.weight * product
+    return total
+
+
+# -- forms from the responses to image rows ---------------------------------------------------------
+
+
+class _Response(NamedTuple):
+    """The response to one image row: feature-map rows from ``first`` on, (inputs, rows, C, …)."""
+
+    first: int
+    values: Tensor
+
+    @property
+    def last(self) -> int:
+        """The last row."""
+        return self.first + self.values.shape[1] - 1
+
+
+def keeps_rows(stage: RadialStage) -> bool:
+    """Tell whether every operator before the last activation keeps image rows where they are."""
+    operators = [op for segment in stage.segments for op in segment.operators]
+    rows = len(stage.input_shape) >= 2 and bool(operators)
+    return rows and all(_reach(op) is not None for op in operators)
+
+
+def forms_by_row(stage: RadialStage, epsilon: float) -> Forms:
+    """Return the forms, term by term until the rest is proven to be negligible."""
+    input_shape, segments, device = stage.input_shape, stage.segments, stage.device
+    height = input_shape[1]
+    size = math.prod(input_shape) // height
+    groups = len(stage.groups)
+    blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
+    narrow = (1, input_shape[0], *input_shape[2:])  # an image row
+    responses = {0: _Response(0, next(impulses(narrow, size, device)))}
+    level = 0, 0  # how far the responses spread up and down so far
+    truncates = groups == 1 and epsilon > 0
+    for depth, segment in enumerate(progress(segments, len(segments), "folding Q"), 1):
+        spread = [_reach(op) or (0, 0) for op in segment.operators]
+        after_segment = level[0] + sum(up for up, _ in spread), level[1] + sum(d for _, d in spread)
+        responses = {
+            row: _step(segment, _shifted(row, responses, level, height), height)
+            for row in _distinct_rows(height, *after_segment)
+        }
+        level = after_segment
+        norm = _add_products(blocks[segment.group], responses, level, segment.weight)
+        if truncates and 2 <= depth < len(segments):
+            missing = _tail(segments, depth) * norm
+            form = blocks[0].reshape(height * size, -1)
+            # No eigenvalue is proven to be larger than the mean; the proof takes much longer than the mean.
+            possible = missing <= _TERMS * epsilon * (float(form.diagonal().mean()) + stage.unit)
+            if possible and is_negligible(form, _TERMS * epsilon, stage.unit, norm=missing):
+                return Forms(_in_input_order(blocks, input_shape), missing)
+    return Forms(_in_input_order(blocks, input_shape))
+
+
+def _distinct_rows(height: int, before: int, after: int) -> list[int]:
+    """Return the rows near the border, and one row that represents all the others."""
+    if before + after + 1 >= height:
+        return list(range(height))
+    return [*range(before + 1), *range(height - after, height)]
+
+
+def _shifted(
+    row: int, responses: dict[int, _Response], level: tuple[int, int], height: int
+) -> _Response:
+    """Return the response of any row: its own near the border, a shifted one elsewhere."""
+    if row in responses:
+        return responses[row]
+    middle = next(r for r in responses if level[0] <= r < height - level[1])
+    return _Response(responses[middle].first + row - middle, responses[middle].values)
+
+
+def _add_products(
+    blocks: Tensor, responses: dict[int, _Response], level: tuple[int, int], weight: float
+) -> float:
+    """Add ``weight · Zᵀ Z`` to the blocks of Q, computing products that only shift once.
+
+    Returns:
+        A bound of ‖Z‖²: the largest absolute row sum of Zᵀ Z.
+    """
+    height = len(blocks)
+    # Blocks of rows that respond alike depend on their distance only: -1 stands for every such row.
+    known: dict[tuple[int, int, int], Tensor] = {}
+    sums = blocks.new_zeros(blocks.shape[:2])
+    for i in range(height):
+        for j in range(i, min(height, i + sum(level) + 1)):
+            key = _class(i, level, height), _class(j, level, height), j - i
+            if key not in known:
+                pair = (_shifted(row, responses, level, height) for row in (i, j))
+                known[key] = _product(*pair)
+            block = known[key]
+            blocks[i, :, j, :].add_(block, alpha=weight)
+            sums[i] += block.abs().sum(1)
+            if i != j:
+                blocks[j, :, i, :].add_(block.T, alpha=weight)
+                sums[j] += block.abs().sum(0)
+    return float(sums.max())
+
+
+def _class(row: int, level: tuple[int, int], height: int) -> int:
+    """Return the row itself near the border, -1 for all rows that respond alike."""
+    return row if row < level[0] or row >= height - level[1] else -1
+
+
+def _product(a: _Response, b: _Response) -> Tensor:
+    """Return the inner products of two responses over the rows that both reach."""
+    first, last = max(a.first, b.first), min(a.last, b.last)
+    if last < first:
+        return a.values.new_zeros(a.values.shape[0], b.values.shape[0])
+    left = a.values[:, first - a.first : last - a.first + 1].flatten(1)
+    right = b.values[:, first - b.first : last - b.first + 1].flatten(1)
+    return left @ right.T
+
+
+def _step(segment: Segment, response: _Response, height: int) -> _Response:
+    """Run a segment on the rows that a response can reach; all other rows are zero."""
+    first, z = response.first, response.values.transpose(1, 2)
+    for operator in segment.operators:
+        up, down = _reach(operator) or (0, 0)
+        top = min(up, first)
+        bottom = min(down, height - first - z.shape[2])
+        # Rows of zeros make room for the rows that the response reaches next, up to the border.
+        pads = [0, 0] * (z.dim() - 3) + [top, bottom]
+        z = operator.apply(F.pad(z, pads))
+        first -= top
+    # Rows before channels: a range of rows is then a matrix without copying.
+    return _Response(first, (z * segment.factor).transpose(1, 2).contiguous())
+
+
+def _reach(operator: Operator) -> tuple[int, int] | None:
+    """Return how many rows up and down an operator spreads a row; None for other operators."""
+    module: Any = operator.module
+    if operator.multiple:
+        return 0, 0
+    if not is_plain(module, CONVOLUTIONS) or module.padding_mode != "zeros":
+        return None
+    if module.stride[0] != 1 or operator.input_shape[1] != operator.output_shape[1]:
+        return None
+    span = module.dilation[0] * (module.kernel_size[0] - 1)
+    before, _ = conv_pads(module)[0]
+    return span - before, before
+
+
+def row_order(shape: Shape, device: torch.device) -> Tensor:
+    """Return the position of each coefficient when image rows come before channels."""
+    return torch.arange(math.prod(shape), device=device).view(shape).movedim(1, 0).flatten()
+
+
+def _in_input_order(blocks: Tensor, input_shape: Shape) -> Tensor:
+    """Reorder (row, channel, …) to (channel, row, …) on both sides."""
+    size, order = math.prod(input_shape), row_order(input_shape, blocks.device)
+    forms = torch.empty(blocks.shape[0], size, size, dtype=blocks.dtype, device=blocks.device)
+    for form, block in zip(forms, blocks, strict=True):
+        rows = torch.empty(size, size, dtype=blocks.dtype, device=blocks.device)
+        rows[order] = block.reshape(size, size)
+        form[:, order] = rows
+    return forms

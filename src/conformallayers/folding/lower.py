@@ -6,7 +6,7 @@ A module that has no operation becomes a ``call``, which only torch can run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,84 +22,60 @@ from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
 from ..utils.axes import per_axis
-from .operators import same_in_channels
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}
+_LARGEST_SHIFT = 1e12  # of a shift before a factor
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """Append operations of modules to a recipe.
-
-    Args:
-        builder: the recipe under construction.
-        factor: multiplies the result of the module.
-        bias: added to the result; of the shape of the output.
-    """
+    """Append operations of modules to the recipe under construction."""
 
     builder: RecipeBuilder
-    factor: float = 1.0
-    bias: Tensor | None = None
 
-    def module(
-        self,
-        value: str,
-        module: nn.Module,
-        output_shape: Shape,
-        factor: float = 1.0,
-        bias: Tensor | None = None,
-    ) -> str:
-        """Append ``factor·module(value) + bias``; return the new value."""
-        own = replace(self, factor=factor, bias=bias)
+    def module(self, value: str, module: nn.Module, output_shape: Shape) -> str:
+        """Append a module; return the new value."""
         lower = find_lowering(module)
         if lower is None:
-            return own.call(value, module, output_shape)
-        return lower(own, value, module, output_shape)
+            return self.call(value, module, output_shape)
+        return lower(self, value, module, output_shape)
 
-    def finish(self, value: str) -> str:
-        """Append the factor and the bias that could not be merged into a constant of the module."""
-        if self.factor != 1.0:
-            factor = self.constant("factor", torch.tensor(self.factor, dtype=torch.float64))
-            value = self.builder.add(layer.Multiply, value, factor=factor)
-        if self.bias is not None:
-            value = self.builder.add(
-                layer.AddConstant, value, value=self.constant("bias", self.bias)
-            )
-        return value
+    def add(self, kind: type[Operation], *sources: str, **settings: Any) -> str:
+        """Append an operation; return the new value."""
+        return self.builder.add(kind, *sources, **settings)
 
-    def add(self, kind: type[Operation], source: str, /, **settings: Any) -> str:
-        """Append the operation of a module, then the factor and the bias."""
-        return self.finish(self.builder.add(kind, source, **settings))
-
-    def constant(self, name: str, array: Tensor) -> str:
-        """Add a constant to the recipe; return its name."""
-        return self.builder.constant(name, array.detach())
-
-    def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
-        """Add a weight times the factor; return its name, and the lowering without the factor."""
-        scaled = array if self.factor == 1.0 else array * self.factor
-        return self.constant(name, scaled), replace(self, factor=1.0)
+    def constant(self, name: str, array: Tensor | None) -> Any:
+        """Add a constant to the recipe; return its name, None for None."""
+        return None if array is None else self.builder.constant(name, array.detach())
 
     def call(
         self, value: str, module: nn.Module, output_shape: Shape, *, by_sample: bool = True
     ) -> str:
-        """Append a call of a module, then factor and bias; ``by_sample`` if it keeps samples apart."""
+        """Append a call of a module; ``by_sample`` if it keeps samples apart."""
         name, what = self.builder.module("module", module), type(module).__name__
-        return self.add(
-            layer.Call, value, module=name, what=what, result=output_shape, by_sample=by_sample
-        )
+        options = {"module": name, "what": what, "result": output_shape, "by_sample": by_sample}
+        return self.add(layer.Call, value, **options)
 
-    def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
-        """Merge the bias into the module's ``own``, (channels,), if it is constant in each channel.
+    def multiply(self, value: str, factor: Tensor | float) -> str:
+        """Append the product with a constant that broadcasts to the sample."""
+        held = self.constant("factor", torch.as_tensor(factor, dtype=torch.float64))
+        return self.add(layer.Multiply, value, factor=held)
 
-        Returns the name of the merged bias, and the lowering of the bias that remains.
+    def shift(self, value: str, constant: Tensor) -> str:
+        """Append the sum with a constant that broadcasts to the sample."""
+        return self.add(layer.AddConstant, value, value=self.constant("shift", constant))
+
+    def scale_and_shift(self, value: str, factor: Tensor, shift: Tensor) -> str:
+        """Append ``factor·x + shift``, as ``factor·(x + shift/factor)`` where that loses nothing.
+
+        The merge pass then adds the shift before a padded convolution, where it is one number for each channel.
+        Behind the convolution it is one for each place, as zeros around the map are not shifted.
         """
-        rest = self
-        if self.bias is not None and same_in_channels(self.bias):
-            channels = self.bias.flatten(1)[:, 0] if self.bias.dim() > 1 else self.bias
-            own, rest = channels if own is None else own + channels, replace(self, bias=None)
-        return (None if own is None else self.constant("bias", own)), rest
+        first = shift / factor
+        if bool((first.abs() <= _LARGEST_SHIFT).all()):  # a factor of 0 gives infinity or NaN
+            return self.multiply(self.shift(value, first), factor)
+        return self.shift(self.multiply(value, factor), shift)
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
@@ -132,23 +108,20 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
 
 @lowers(nn.Linear)
 def _linear(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight, to = to.weight("weight", module.weight)
-    if len(shape) == 1:
-        bias, to = to.channel_bias(module.bias)
-    else:  # outputs are the last axis, channels the first
-        bias = None if module.bias is None else to.constant("bias", module.bias)
-    return to.add(layer.Matmul, value, weight=weight, bias=bias)
+    return to.add(layer.Matmul, value, **_weights(to, module))
 
 
 @lowers(*by_axis("Conv"))
 def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     padding, pads = _conv_padding(module)
     if pads is not None:
-        value = to.builder.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
-    weight, to = to.weight("weight", module.weight)
-    bias, to = to.channel_bias(module.bias)
+        value = to.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
     options = {name: getattr(module, name) for name in ("stride", "dilation", "groups")}
-    return to.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
+    return to.add(layer.Conv, value, padding=padding, **_weights(to, module), **options)
+
+
+def _weights(to: Lowering, module: Any) -> dict[str, Any]:
+    return {name: to.constant(name, getattr(module, name)) for name in ("weight", "bias")}
 
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
@@ -161,11 +134,9 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
 
 @lowers(*by_axis("ConvTranspose"))
 def _conv_transpose(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight, to = to.weight("weight", module.weight)
-    bias, to = to.channel_bias(module.bias)
     names = "stride", "padding", "output_padding", "dilation", "groups"
     options = {name: getattr(module, name) for name in names}
-    return to.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
+    return to.add(layer.ConvTranspose, value, **_weights(to, module), **options)
 
 
 @lowers(*by_axis("BatchNorm"))
@@ -174,10 +145,7 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     shift = -module.running_mean.to(factor) * factor
     if module.bias is not None:
         shift = shift + module.bias.to(factor)
-    scale, to = to.weight("scale", _per_channel(factor, shape))
-    value = to.builder.add(layer.Multiply, value, factor=scale)
-    held = to.constant("shift", _per_channel(shift, shape))
-    return to.add(layer.AddConstant, value, value=held)
+    return to.scale_and_shift(value, _per_channel(factor, shape), _per_channel(shift, shape))
 
 
 def _per_channel(array: Tensor, shape: Shape) -> Tensor:
@@ -187,29 +155,23 @@ def _per_channel(array: Tensor, shape: Shape) -> Tensor:
 
 @lowers(Scale)
 def _scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    gain, to = to.weight("gain", module.gain)
-    return to.add(layer.Multiply, value, factor=gain)
+    return to.multiply(value, module.gain)
 
 
 @lowers(ChannelScale)
 def _channel_scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    scale, to = to.weight("scale", _per_channel(module.factor, shape))
-    return to.add(layer.Multiply, value, factor=scale)
+    return to.multiply(value, _per_channel(module.factor, shape))
 
 
 @lowers(Rescale)
 def _rescale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    if module.factor is not None:
-        factor, to = to.weight("factor", module.factor)
-        value = to.builder.add(layer.Multiply, value, factor=factor)
-    if module.bias is not None:
-        value = to.builder.add(layer.AddConstant, value, value=to.constant("bias", module.bias))
-    return to.finish(value)
+    value = value if module.factor is None else to.multiply(value, module.factor)
+    return value if module.bias is None else to.shift(value, module.bias)
 
 
 @lowers(Centre)
 def _centre(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.add(layer.AddConstant, value, value=to.constant("mean", -module.mean))
+    return to.shift(value, -module.mean)
 
 
 # -- layers without weights -------------------------------------------------------------------------
@@ -217,20 +179,20 @@ def _centre(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 def _identity(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.finish(value)
+    return value
 
 
 @lowers(nn.Flatten, nn.Unflatten)
 def _reshape(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if to.builder.shape(value) == shape:
-        return to.finish(value)
+        return value
     return to.add(layer.Reshape, value, shape=shape)
 
 
 def _rearranged(to: Lowering, value: str, split: Shape, order: Shape, shape: Shape) -> str:
     """Append a reshape to ``split``, a permutation of the axes, and a reshape to ``shape``."""
-    value = to.builder.add(layer.Reshape, value, shape=split)
-    value = to.builder.add(layer.Permute, value, order=order)
+    value = to.add(layer.Reshape, value, shape=split)
+    value = to.add(layer.Permute, value, order=order)
     return to.add(layer.Reshape, value, shape=shape)
 
 
@@ -255,7 +217,7 @@ def _channel_shuffle(to: Lowering, value: str, module: Any, shape: Shape) -> str
 
 @lowers(RepeatChannels)
 def _repeat_channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.finish(to.builder.add(layer.Concatenate, *[value] * module.times, axis=0))
+    return to.add(layer.Concatenate, *[value] * module.times, axis=0)
 
 
 @lowers(Channels)
@@ -404,8 +366,8 @@ def add_join(builder: RecipeBuilder, values: list[str], join: Join) -> str:
 
 @lowers(Composite)
 def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    result: str = module.flow("", value, _Branches(Lowering(to.builder)))
-    return to.finish(result)
+    result: str = module.flow("", value, _Branches(to))
+    return result
 
 
 def by_sample(module: nn.Module) -> bool:

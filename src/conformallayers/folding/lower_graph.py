@@ -30,7 +30,7 @@ class LoweredPart:
 
 
 def lower_graph(graph: Graph, parts: Mapping[int, LoweredPart]) -> tuple[Recipe, dict[str, Plan]]:
-    """Return the recipe of a model, and the plans with the positions of their operations.
+    """Return the recipe of a model, and the plans of its parts.
 
     ``parts`` are the folded parts by their last node.
     """
@@ -39,8 +39,8 @@ def lower_graph(graph: Graph, parts: Mapping[int, LoweredPart]) -> tuple[Recipe,
     inside = {number for end, part in parts.items() for number in _between(graph, part.feed, end)}
     for number, node in enumerate(graph.nodes):
         if number in parts:
-            part, start = parts[number], len(builder.operations)
-            plans |= {label: plan.moved(start) for label, plan in part.plans.items()}
+            part = parts[number]
+            plans |= part.plans
             values[number] = builder.splice(part.recipe, values[part.feed])
         elif number not in inside:
             sources = [values[source] for source in node.sources]

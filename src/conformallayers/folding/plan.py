@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from ..errors import refusal
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size, suggest
-from .problem import Problem
 from .strategies import STRATEGIES, Strategy
+from .strategies.base import Problem
 
+EVAL_EFFORT = 4e9  # multiply-adds that the first call in eval() may spend on folding: half a second
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
-_FEW = 1e5  # multiply-adds of a stage that do not matter
 _WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
+_INACCURATE = "not accurate enough"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a fold."""
+
+    dtype: torch.dtype  # of the result
+    device: torch.device
+    strategy: str = "auto"  # or the name of the strategy to use wherever it applies
+    effort: float = math.inf  # multiply-adds that "auto" may spend on building a stage
 
 
 @dataclass(frozen=True)
@@ -34,11 +47,6 @@ class Candidate:
     seconds: float = math.inf
     note: str = ""
 
-    @property
-    def applies(self) -> bool:
-        """Whether the strategy can express the problem."""
-        return self.multiply_adds is not None
-
 
 @dataclass(frozen=True, repr=False)
 class Plan(Printed):
@@ -49,29 +57,12 @@ class Plan(Printed):
         reason: of the choice.
         candidates: all strategies.
         absorbed: the number of following layers that are part of the matrix.
-        advice: what would make a stage cheaper.
-        operations: the first operation of a stage in the recipe, and the one behind its last; None for
-            a network of one stage.
     """
 
     strategy: str
     reason: str
     candidates: tuple[Candidate, ...]
     absorbed: int = 0
-    advice: tuple[str, ...] = ()
-    operations: tuple[int, int] | None = None
-
-    @property
-    def chosen(self) -> Candidate:
-        """The candidate of the chosen strategy."""
-        return _find(self.candidates, self.strategy)
-
-    def moved(self, count: int) -> Plan:
-        """Return the plan for a recipe with ``count`` more operations before its own."""
-        if self.operations is None:
-            return self
-        first, end = self.operations
-        return replace(self, operations=(first + count, end + count))
 
     def _blocks(self) -> Iterator[Block]:
         rows = []
@@ -88,65 +79,59 @@ class Plan(Printed):
         if self.absorbed:
             layers = "layer" if self.absorbed == 1 else "layers"
             lines.append(f"head: {self.absorbed} following {layers} absorbed into the matrix")
-        lines += [f"cheaper: {sentence}" for sentence in self.advice]
         yield "\n".join(lines)
 
 
-def make_plan(problem: Problem) -> Plan:
-    """Choose a strategy for a problem, or check the requested one.
+def make_plan(
+    problem: Problem, settings: Settings, *, absorbed: int = 0, inaccurate: Collection[str] = ()
+) -> Plan:
+    """Choose a strategy for a problem: the requested one, or the fastest that is not ``inaccurate``.
 
-    Arrays are built only if the optimistic cost of some fold is below that of the layers.
+    Where the requested strategy does not apply, the layers stay. Arrays are built only if the optimistic cost of
+    some fold is below that of the layers.
     """
-    automatic = problem.conditions.strategy == "auto"
-    return _automatic_plan(problem) if automatic else _requested_plan(problem)
+    candidates = _candidates(problem, inaccurate)
+    if settings.strategy == "auto":
+        strategy, reason, candidates = _choice(problem, settings.effort, candidates, inaccurate)
+    else:
+        note = STRATEGIES[settings.strategy].refuses(problem)
+        strategy, reason = settings.strategy, "asked for by name"
+        if note is not None:
+            strategy, reason = "layers", f"{settings.strategy} does not apply: {note}"
+    return Plan(strategy, reason, candidates, absorbed)
 
 
-def _requested_plan(problem: Problem) -> Plan:
-    strategy = problem.conditions.strategy
-    reason = STRATEGIES[strategy].refuses(problem)
-    if reason is not None and problem.conditions.staged:
-        reason = f"{strategy} does not apply: {reason}"
-        return Plan("layers", reason, _candidates(problem, built=False))
-    if reason is not None:
-        raise refusal(
-            f'fold(strategy="{strategy}")',
-            "a network that this strategy can express",
-            f"one where {reason}",
-            'Use strategy="auto".',
-        )
-    return Plan(strategy, "asked for by name", _candidates(problem, built=False))
-
-
-def _automatic_plan(problem: Problem) -> Plan:
-    candidates = _candidates(problem, built=False)
+def _choice(
+    problem: Problem,
+    effort: float,
+    candidates: tuple[Candidate, ...],
+    inaccurate: Collection[str],
+) -> tuple[str, str, tuple[Candidate, ...]]:
+    """Return the name of the fastest strategy, the reason, and all candidates as they are known then."""
     layers, best = _find(candidates, "layers"), _best(candidates)
+    if inaccurate:
+        return best.name, f"{', '.join(sorted(inaccurate))} is {_INACCURATE}", candidates
     if best.seconds >= _WORTH_IT * layers.seconds:
-        return Plan("layers", "no folded form would be faster by a tenth", candidates)
+        return "layers", "no folded form would be faster by a tenth", candidates
     chosen = STRATEGIES[best.name]
-    if chosen.effort(problem) > problem.conditions.effort:
+    if chosen.effort(problem) > effort:
         work = count(chosen.effort(problem))
         reason = f"a fold would take {work} multiply-adds to build; call cl.fold"
-        return Plan("layers", reason, candidates)
+        return "layers", reason, candidates
     # If its cost is exact while all others are optimistic, building could not change the choice.
     if not chosen.exact_cost:
         candidates = _candidates(problem, built=True)
         best = _best(candidates)
         if best.seconds >= _WORTH_IT * layers.seconds:
-            return Plan("layers", "no folded form turned out faster by a tenth", candidates)
+            return "layers", "no folded form turned out faster by a tenth", candidates
     ratio = layers.seconds / best.seconds
     times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
-    return Plan(best.name, f"expected {times} times as fast as the layers", candidates)
+    return best.name, f"expected {times} times as fast as the layers", candidates
 
 
-def alternatives(plan: Plan) -> list[str]:
-    """Return the other strategies that "auto" may choose, fastest first."""
-    allowed = [c for c in plan.candidates if c.applies and (not c.note or c.name == "layers")]
-    return [c.name for c in sorted(allowed, key=lambda c: c.seconds) if c.name != plan.strategy]
-
-
-def optimistic_seconds(problem: Problem) -> float:
+def optimistic_seconds(problem: Problem, strategy: str) -> float:
     """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
-    candidates, strategy = _candidates(problem, built=False), problem.conditions.strategy
+    candidates = _candidates(problem)
     if strategy == "auto":
         return min(_best(candidates).seconds, _find(candidates, "layers").seconds)
     return _find(candidates, strategy).seconds
@@ -162,43 +147,24 @@ def checked_strategy(strategy: object) -> str:
     return strategy
 
 
-def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
-    """Return every strategy with its cost or refusal; kept: optimistic_seconds and the plan both need them."""
-
-    def build() -> tuple[Candidate, ...]:
-        found = [_candidate(strategy, problem, built) for strategy in STRATEGIES.values()]
-        return tuple(_lean(found) if problem.conditions.staged else found)
-
-    stage = problem.stage
-    key = "candidates", built, stage.output_shape, len(stage.nodes)
-    return problem.once(key, build)
+def _candidates(
+    problem: Problem, inaccurate: Collection[str] = (), *, built: bool = False
+) -> tuple[Candidate, ...]:
+    """Return every strategy with its cost or refusal."""
+    return tuple(
+        _candidate(strategy, problem, built, _INACCURATE if strategy.name in inaccurate else "")
+        for strategy in STRATEGIES.values()
+    )
 
 
-def _lean(candidates: list[Candidate]) -> list[Candidate]:
-    """Leave out strategies that take more work than convolutions: matrices, except small ones.
-
-    Matrices may be faster on this machine, but networks of several stages are made for small devices.
-    """
-    use = {c.name: STRATEGIES[c.name].in_stages for c in candidates}
-    counts = [c.multiply_adds for c in candidates if use[c.name] == "always"]
-    least = max(_FEW, min(known for known in counts if known is not None))
-    found = []
-    for item in candidates:
-        small = use[item.name] == "if small" and (item.multiply_adds or 0) <= least
-        lean = small or use[item.name] == "always"
-        found.append(item if lean else replace(item, note=item.note or "in stages only by name"))
-    return found
-
-
-def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
+def _candidate(strategy: Strategy, problem: Problem, built: bool, note: str) -> Candidate:
     reason = strategy.refuses(problem)
     if reason is not None:
         return Candidate(strategy.name, None, None, math.inf, reason)
-    cost, note = strategy.cost(problem, built=built), strategy.caution(problem)
+    cost = strategy.cost(problem, built=built)
     if strategy.name != "layers" and cost.bytes > MEMORY_LIMIT:
         note = "too large for auto"
-    seconds = cost.seconds()
-    return Candidate(strategy.name, cost.multiply_adds, cost.bytes, seconds, note)
+    return Candidate(strategy.name, cost.multiply_adds, cost.bytes, cost.seconds(), note)
 
 
 def _find(candidates: Sequence[Candidate], name: str) -> Candidate:
@@ -206,5 +172,6 @@ def _find(candidates: Sequence[Candidate], name: str) -> Candidate:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    allowed = [c for c in candidates if c.applies and not c.note and c.name != "layers"]
+    """Return the fastest candidate that "auto" may take; the layers if there is none."""
+    allowed = [c for c in candidates if not c.note]
     return min(allowed or [_find(candidates, "layers")], key=lambda c: c.seconds)

@@ -1,36 +1,41 @@
-"""A stage: a chain of linear operators and activations, with no homogeneous map or join between them.
+"""Trace → StageGraph: the stages of a ConformalLayers, and the maps and joins between them.
 
-Its balanced recurrence keeps every number inside float range:
+A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two of them are
+a stage, of one of two kinds:
+
+- An affine stage has biases, or no activation. A bias is multiplied by the coordinate t, which activations change:
+  a bias behind an activation starts a new stage, and an activation ends a stage with biases.
+- A radial stage is a chain of linear layers and activations: one linear map, and quadratic forms. Its balanced
+  recurrence keeps every number in float range:
 
     z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
     τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
-
-A bias adds ``τ·b`` to z, and needs the coordinate for it: a bias behind an activation starts a new stage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import mul
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import shape_text
+from ..functional import norm_unit
 from ..graph.freeze import device_of
+from ..graph.trace import Step, Trace
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
-from ..nn.extra_layers import ChannelScale
+from ..nn.registry import is_homogeneous
 from ..scaling import Scaling
-from .operators import Operator, apply_all, push_constant, same_in_channels
-
-_LARGEST_SHIFT = 1e12  # of a bias that is added to an input
+from .operators import Operator, apply_all, merged, operator_of, push_constant
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,6 @@ class ActivationSite:
 
     module: RadialActivation
     alpha: float  # in units of the Euclidean norm
-    number: int  # its index among the activations of its stage
     path: str
     unit: float = 1.0
 
@@ -61,57 +65,34 @@ class ActivationSite:
         limit = self.unit if self.module.bounded else math.inf
         return min(limit, size * self.slope / self.alpha)
 
-
-Action = TypeVar("Action", covariant=True)
-
-
-@dataclass(frozen=True)
-class Node(Generic[Action]):
-    """One step of a graph: an action on the values of its sources; -1 is the input."""
-
-    action: Action
-    sources: tuple[int, ...]
+    def __str__(self) -> str:
+        return f"{self.path}: {type(self.module).__name__}, α {self.alpha / self.unit:.4g}"
 
 
-StageNode = Node[Operator | ActivationSite]
+Layer = Operator | ActivationSite
 
 
-def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Shape:
-    """Return the shape of the value of a node."""
-    if source < 0:
-        return input_shape
-    action = nodes[source].action
-    if not isinstance(action, (ActivationSite, Join)):
-        shape: Shape = action.output_shape
-        return shape
-    shapes = [shape_at(nodes, before, input_shape) for before in nodes[source].sources]
-    return action.shape(shapes) if isinstance(action, Join) else shapes[0]
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """Layers in a row on samples of a fixed shape."""
 
-
-@dataclass(frozen=True)
-class Stage:
-    """Linear operators and activations in a row.
-
-    A ``direct`` stage is a chain with biases whose only activation, if any, is its last node. It starts from
-    points, and the energy is that of its own output.
-    """
-
-    input_shape: Shape  # of one sample
-    output_shape: Shape
-    nodes: tuple[StageNode, ...]
-    direct: bool = False
-    start: Scaling = field(default_factory=Scaling)  # of the points that enter
-    entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
+    input_shape: Shape
+    layers: tuple[Layer, ...]
 
     @property
     def operators(self) -> tuple[Operator, ...]:
         """All linear operators in order."""
-        return tuple(n.action for n in self.nodes if isinstance(n.action, Operator))
+        return tuple(layer for layer in self.layers if isinstance(layer, Operator))
 
     @property
     def sites(self) -> tuple[ActivationSite, ...]:
         """All activations in order."""
-        return tuple(n.action for n in self.nodes if isinstance(n.action, ActivationSite))
+        return tuple(layer for layer in self.layers if isinstance(layer, ActivationSite))
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape of one output sample."""
+        return self.operators[-1].output_shape if self.operators else self.input_shape
 
     @property
     def device(self) -> torch.device:
@@ -119,112 +100,27 @@ class Stage:
         return device_of(operator.module for operator in self.operators)
 
     @property
-    def biased(self) -> bool:
-        """Whether some operator has a bias."""
-        return any(op.bias is not None for op in self.operators)
-
-    @property
     def multiply_adds(self) -> int:
         """The multiply-adds of its operators for one sample."""
         return sum(operator.multiply_adds() for operator in self.operators)
 
-    @property
-    def moves_only(self) -> bool:
-        """Whether it has neither weights nor activations: slices, averages and changes of shape."""
-        plain = not any(operator.has_tensors for operator in self.operators)
-        return plain and not self.sites and not self.biased
-
-    @cached_property
-    def constant(self) -> Tensor | None:
-        """The biases of a direct stage, pushed through the operators behind them; float64."""
-        return push_constant(self.operators)
-
-    @cached_property
-    def entry_bias(self) -> tuple[Tensor, Tensor | None] | None:
-        """A shift of the input of a direct stage, (C, 1, …), and the constant of the layers behind it.
-
-        The shift of a BatchNorm before a padded convolution is one number for each channel. Behind the
-        convolution it is one for each place, as zeros around the map are not shifted. None where a shift of
-        the input saves nothing.
-        """
-        first, *others = self.operators or (None,)
-        if first is None or not isinstance(first.module, ChannelScale) or first.bias is None:
-            return None
-        factor = first.module.factor.view(-1, *[1] * (first.bias.dim() - 1))
-        shift, rest = first.bias / factor, push_constant(others)
-        short = same_in_channels(shift) and (rest is None or same_in_channels(rest))
-        if not short or self.constant is None or same_in_channels(self.constant):
-            return None
-        if not shift.abs().max() <= _LARGEST_SHIFT:  # a factor of 0 among them
-            return None
-        return shift[(slice(None), *[slice(0, 1)] * (shift.dim() - 1))], rest
-
-    @cached_property
-    def chain(self) -> Chain:
-        """The balanced recurrence: factors keep every z and τ inside float range."""
-        shapes = self.input_shape, self.output_shape
-        if self.direct:
-            bare = tuple(replace(operator, bias=None) for operator in self.operators)
-            return Chain(*shapes, (), bare, Scaling())
-        segments: list[Segment] = []
-        pending: tuple[Operator, ...] = ()
-        group, scaling = -1, self.start.copy()
-        for node in self.nodes:
-            action = node.action
-            if isinstance(action, Operator):
-                pending = (*pending, action)
-            else:
-                # The factor goes into the weights of this segment, so its z comes out scaled already, and
-                # the weight of ‖z‖² is divided by factor².
-                weight = action.activate(scaling)
-                factor = float(scaling.take() or 1.0)
-                weight /= factor * factor
-                # Consecutive activations of a formula that collapses share a form.
-                formula = action.module.formula
-                alike = bool(segments) and segments[-1].site.module.formula == formula
-                group += not (alike and action.module.collapses)
-                segments.append(Segment(pending, factor, weight, action, group))
-                pending = ()
-        return Chain(*shapes, tuple(segments), pending, scaling)
-
-    @property
-    def bound(self) -> float:
-        """A bound of the norm of every z on the way, in units of the input of the network."""
-        return max(self.entry, *self._bounds)
-
-    @property
-    def exit(self) -> float:
-        """The same bound for the z that leaves."""
-        return self._bounds[-1] if self._bounds else self.entry
-
-    @cached_property
-    def _bounds(self) -> tuple[float, ...]:
-        """A bound of the norm of z behind each segment, or behind each node of a direct stage."""
-        if not self.direct:
-            chain = self.chain
-            last = chain.bounds[-1] if chain.bounds else 1.0
-            trailing = last * math.prod(op.norm for op in chain.trailing)
-            return tuple(self.entry * bound for bound in (*chain.bounds, trailing))
-        found, bound = [], self.entry
-        for operator in self.operators:
-            bias = operator.bias
-            bound *= operator.simple_bound
-            bound += 0.0 if bias is None else float(torch.linalg.vector_norm(bias))
-            found.append(bound)
-        return tuple(found)
-
     def __str__(self) -> str:
         lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
-        for index, node in enumerate(self.nodes):
-            action = node.action
-            if isinstance(action, ActivationSite):
-                what = f"{action.path}: {type(action.module).__name__}, α {action.alpha / action.unit:.4g}"
-            else:
-                what = repr(action.module)
+        for index, layer in enumerate(self.layers):
+            what = str(layer) if isinstance(layer, ActivationSite) else repr(layer.module)
             lines.append(f"  {index}: {what}")
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+class AffineStage(_Stage):
+    """Layers with biases and at most one activation, at their end; or layers without an activation."""
+
+    @property
+    def biased(self) -> bool:
+        """Whether some layer has a bias."""
+        return any(operator.bias is not None for operator in self.operators)
 
 
 @dataclass(frozen=True)
@@ -245,20 +141,61 @@ class Segment:
         return apply_all(self.operators, z) * self.factor
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A stage as one linear map and a recurrence of quadratic forms."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RadialStage(_Stage):
+    """Linear layers and activations: one linear map, and a recurrence of quadratic forms."""
 
-    input_shape: Shape
-    output_shape: Shape
-    segments: tuple[Segment, ...]
-    trailing: tuple[Operator, ...]  # behind the last activation
-    end: Scaling  # of the points that leave
+    start: Scaling = field(default_factory=Scaling)  # of the points that enter
+    entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
+    least: float = 0.0  # a lower bound of τ/‖z‖ where it starts: 1 behind the embedding
+
+    def entered(self, start: Scaling, entry: float = 1.0, least: float = 0.0) -> RadialStage:
+        """Return the stage behind other points."""
+        return RadialStage(self.input_shape, self.layers, start, entry, least)
+
+    @cached_property
+    def _recurrence(self) -> tuple[tuple[Segment, ...], tuple[Operator, ...], Scaling]:
+        segments: list[Segment] = []
+        pending: tuple[Operator, ...] = ()
+        group, scaling = -1, self.start.copy()
+        for layer in self.layers:
+            if isinstance(layer, Operator):
+                pending = (*pending, layer)
+                continue
+            # The factor goes into the weights of this segment, so its z comes out scaled already, and
+            # the weight of ‖z‖² is divided by factor².
+            weight = layer.activate(scaling)
+            factor = float(scaling.take() or 1.0)
+            weight /= factor * factor
+            # Consecutive activations of a formula that collapses share a form.
+            formula = layer.module.formula
+            alike = bool(segments) and segments[-1].site.module.formula == formula
+            group += not (alike and layer.module.collapses)
+            segments.append(Segment(pending, factor, weight, layer, group))
+            pending = ()
+        return tuple(segments), pending, scaling
 
     @property
-    def scale(self) -> float:
-        """The factor of the point ``scale · z / τ`` that leaves."""
-        return float(self.end.rho)
+    def segments(self) -> tuple[Segment, ...]:
+        """The layers up to each activation."""
+        return self._recurrence[0]
+
+    @property
+    def trailing(self) -> tuple[Operator, ...]:
+        """The operators behind the last activation."""
+        return self._recurrence[1]
+
+    @property
+    def end(self) -> Scaling:
+        """The scaling of the points that leave."""
+        return self._recurrence[2]
+
+    @property
+    def groups(self) -> tuple[tuple[Segment, ...], ...]:
+        """The segments of each quadratic form; their activations have the same formula."""
+        return tuple(
+            tuple(members) for _, members in groupby(self.segments, lambda segment: segment.group)
+        )
 
     def rows_of(self, group: int) -> int:
         """Count the outputs of all layers that a form sums up."""
@@ -269,36 +206,254 @@ class Chain:
         return rows
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The segments of each quadratic form."""
-        numbers = range(len(self.segments))
-        return tuple(
-            tuple(members) for _, members in groupby(numbers, lambda i: self.segments[i].group)
-        )
-
-    @property
-    def sites(self) -> tuple[ActivationSite, ...]:
-        """The first activation of each group; the others of the group have the same formula."""
-        return tuple(self.segments[group[0]].site for group in self.groups)
-
-    @property
     def provable(self) -> bool:
         """Whether an error bound of a simplified form is an error bound of the denominator."""
         return all(site.module.provable for site in self.sites)
 
     @property
     def unit(self) -> float:
-        """1 if the denominator is proportional to the norm of the input, else 0; see ``negligible.py``."""
-        return float(bool(self.sites) and all(site.module.on_points for site in self.sites))
-
-    @property
-    def operators(self) -> tuple[Operator, ...]:
-        """All linear operators in order."""
-        inner = tuple(op for segment in self.segments for op in segment.operators)
-        return inner + self.trailing
+        """1 if the denominator is proportional to the norm of the input, else 0; see ``forms.py``."""
+        return self.least * all(site.module.on_points for site in self.sites)
 
     @cached_property
-    def bounds(self) -> tuple[float, ...]:
-        """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
-        steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
-        return tuple(accumulate(steps, mul))
+    def _bounds(self) -> tuple[float, ...]:
+        """Bounds of the norm of z behind each segment and at the end; may be infinite."""
+        steps = [s.factor * math.prod(op.norm for op in s.operators) for s in self.segments]
+        steps.append(math.prod(op.norm for op in self.trailing))
+        return tuple(accumulate(steps, mul, initial=self.entry))
+
+    @property
+    def bound(self) -> float:
+        """A bound of the norm of every z on the way, in units of the input of the network."""
+        return max(self._bounds)
+
+    @property
+    def exit(self) -> float:
+        """The same bound for the z that leaves."""
+        return self._bounds[-1]
+
+
+def stage_of(input_shape: Shape, layers: Sequence[Layer]) -> AffineStage | RadialStage:
+    """Return the stage of layers in a row."""
+    activates = any(isinstance(layer, ActivationSite) for layer in layers)
+    radial = activates and not any(map(_has_bias, layers))
+    return (RadialStage if radial else AffineStage)(input_shape, tuple(layers))
+
+
+def _has_bias(layer: Layer) -> bool:
+    return isinstance(layer, Operator) and layer.bias is not None
+
+
+# -- graphs of stages -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HomogeneousMap:
+    """A frozen homogeneous module between samples of fixed shapes, and a bound of its norm."""
+
+    module: nn.Module
+    input_shape: Shape
+    output_shape: Shape
+    bound: float
+    path: str
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A step of a graph: an action on the values of its sources; -1 is the input."""
+
+    action: AffineStage | RadialStage | HomogeneousMap | Join
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
+
+    The coordinate starts as ``t = √((norm_factor·‖x‖)² + offset²)``.
+    """
+
+    input_shape: Shape  # of one sample
+    output_shape: Shape
+    nodes: tuple[GraphNode, ...]  # every source comes first
+    norm_factor: float = 1.0
+    offset: float = 0.0
+    bias: Tensor | None = None  # float64 (*output_shape), of a head; added after the division
+
+    @property
+    def stages(self) -> tuple[AffineStage | RadialStage, ...]:
+        """The stages that do more than move numbers: those with activations, weights or biases."""
+        return tuple(
+            node.action
+            for node in self.nodes
+            if isinstance(node.action, (AffineStage, RadialStage))
+            and (len(self.nodes) == 1 or _computes(node.action))
+        )
+
+    @property
+    def last(self) -> AffineStage | RadialStage | None:
+        """The stage that ends the network, if a stage does."""
+        action = self.nodes[-1].action if self.nodes else None
+        return action if isinstance(action, (AffineStage, RadialStage)) else None
+
+    def label(self, path: str, stage: AffineStage | RadialStage) -> str:
+        """Return the name of a stage: the path of the network if it is all of it, else with its number."""
+        if len(self.nodes) == 1:
+            return path
+        return f"{path} stage {1 + self.stages.index(stage)}".strip()
+
+    def __str__(self) -> str:
+        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
+        for index, node in enumerate(self.nodes):
+            action = node.action
+            sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
+            what = action.module if isinstance(action, HomogeneousMap) else action
+            lines.append(f"{index}: {what}{sources}".replace("\n", "\n  "))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _computes(stage: AffineStage | RadialStage) -> bool:
+    weights = any(op.has_tensors or op.bias is not None for op in stage.operators)
+    return weights or bool(stage.sites)
+
+
+def stages_of(trace: Trace) -> StageGraph:
+    """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
+    factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
+    nodes = tuple(_nodes(_steps(trace), trace.input_shape))
+    return StageGraph(trace.input_shape, trace.output_shape, nodes, factor, trace.offset)
+
+
+_Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
+
+
+def _steps(trace: Trace) -> list[_Step]:
+    """Return the layers, joins and maps of a trace.
+
+    Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
+    margin of zeros go into the convolution beside them.
+    """
+    users = Counter(source for step in trace.steps for source in step.sources)
+    steps: list[_Step] = []
+    place = {-1: -1}  # step of the trace → step
+    shared: set[int] = set()  # steps that several branches read
+    for index, step in enumerate(trace.steps):
+        sources = tuple(place[source] for source in step.sources)
+        _append_merged(steps, _action(trace, step), sources, shared)
+        place[index] = len(steps) - 1
+        if users[index] > 1:
+            shared.add(place[index])
+    return steps
+
+
+def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
+    """Return what a step of a trace does."""
+    module, shapes = step.module, (step.input_shape, step.output_shape)
+    if isinstance(module, RadialActivation) and step.alpha is not None:
+        unit = norm_unit(step.input_shape, trace.unit == "rms")
+        return ActivationSite(module, step.alpha * unit, step.path, unit)
+    if isinstance(module, Join):
+        return module
+    if is_homogeneous(module):
+        return HomogeneousMap(module, *shapes, step.bound, step.path)
+    return operator_of(module, *shapes)
+
+
+def _append_merged(
+    steps: list[_Step], action: Any, sources: tuple[int, ...], shared: Collection[int] = ()
+) -> None:
+    """Append an action; operators at the end of ``steps`` that merge with it are removed."""
+    while steps and sources == (len(steps) - 1,) and sources[0] not in shared:
+        before = steps[-1][0]
+        both = isinstance(before, Operator) and isinstance(action, Operator)
+        one = merged(before, action) if both else None
+        if one is None:
+            break
+        action, sources = one, steps.pop()[1]
+    steps.append((action, sources))
+
+
+def _nodes(steps: Sequence[_Step], input_shape: Shape) -> Iterator[GraphNode]:
+    """Collect the longest runs of layers between maps and joins, as stages."""
+    users = Counter(source for _, sources in steps for source in sources)
+    found: list[_Step] = []  # runs of layers as lists
+    place = {-1: -1}  # step → node
+    for index, (action, sources) in enumerate(steps):
+        feeds = tuple(place[source] for source in sources)
+        run = found[feeds[0]][0] if feeds[0] >= 0 and users[sources[0]] == 1 else None
+        if isinstance(action, (HomogeneousMap, Join)):
+            found.append((action, feeds))
+        elif not isinstance(run, list):
+            found.append(([action], feeds))
+        elif (cut := _cut(run, action)) is None:
+            run.append(action)
+            place[index] = feeds[0]
+            continue
+        else:
+            found.append(([*run[cut:], action], feeds))
+            del run[cut:]
+        place[index] = len(found) - 1
+    shapes = [input_shape]  # of the input, and of every node
+    for action, feeds in found[: place[len(steps) - 1] + 1]:
+        entering = [shapes[feed + 1] for feed in feeds]
+        node = stage_of(entering[0], action) if isinstance(action, list) else action
+        shapes.append(node.shape(entering) if isinstance(node, Join) else node.output_shape)
+        yield GraphNode(node, feeds)
+
+
+def _cut(run: Sequence[Layer], layer: Layer) -> int | None:
+    """Return where a run is cut if a layer follows it; None if the layer belongs to it.
+
+    A stage with a bias has at most one activation, at its end.
+    """
+    last = max((i for i, a in enumerate(run) if isinstance(a, ActivationSite)), default=-1)
+    biased = any(map(_has_bias, (*run, layer)))
+    return last + 1 if biased and last >= 0 else None
+
+
+# -- the layers around a ConformalLayers ------------------------------------------------------------
+
+
+def with_prefix(
+    graph: StageGraph, operators: tuple[Operator, ...], norm_factor: float
+) -> StageGraph:
+    """Prefix a network with operators that multiply the norm of every sample by ``norm_factor``."""
+    first, *others = graph.nodes
+    if not isinstance(first.action, (AffineStage, RadialStage)):
+        raise TypeError("a network that does not start with a stage takes no prefix")
+    steps: list[_Step] = []
+    for layer in (*operators, *first.action.layers):
+        _append_merged(steps, layer, (len(steps) - 1,))
+    shape = operators[0].input_shape
+    stage = stage_of(shape, [layer for layer, _ in steps])
+    return replace(
+        graph,
+        input_shape=shape,
+        nodes=(GraphNode(stage, (-1,)), *others),
+        norm_factor=graph.norm_factor * norm_factor,
+    )
+
+
+def takes_prefix(graph: StageGraph) -> bool:
+    """Tell whether the input enters one stage and nothing else."""
+    readers = [node for node in graph.nodes if -1 in node.sources]
+    return len(readers) == 1 and isinstance(readers[0].action, (AffineStage, RadialStage))
+
+
+def with_head(graph: StageGraph, module: nn.Module, output_shape: Shape) -> StageGraph:
+    """Append an affine module in float64: its bias is added after the division, also where x = 0."""
+    operator = operator_of(module, graph.output_shape, output_shape)
+    bias = push_constant((operator,), graph.bias)
+    if bias is not None and not bool(bias.any()):
+        bias = None
+    operator = replace(operator, bias=None)
+    last, nodes = graph.last, graph.nodes
+    if last is None or _cut(last.layers, operator) is not None:
+        stage = stage_of(graph.output_shape, [operator])
+        nodes = (*nodes, GraphNode(stage, (len(nodes) - 1,)))
+    else:
+        stage = stage_of(last.input_shape, (*last.layers, operator))
+        nodes = (*nodes[:-1], GraphNode(stage, nodes[-1].sources))
+    return replace(graph, output_shape=output_shape, nodes=nodes, bias=bias)

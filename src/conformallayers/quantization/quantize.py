@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -59,8 +59,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
         remedy = "Scale the images to about 1 in front of the network, as x / 255."
         raise refusal(_WHERE, "scales that 24 bits can hold", str(error), remedy) from None
     quantized.check_values()
-    plans = {path: replace(plan, operations=None) for path, plan in folded.plans.items()}
-    result = Folded(quantized, folded.dtype, plans, folded.origin)
+    result = Folded(quantized, folded.dtype, folded.plans, folded.origin)
     result.labels = folded.labels
     measured = asdict(_measured(folded, result, x))
     result.about = {**(folded.about or {}), "quantization": measured}

@@ -15,7 +15,7 @@ import conformallayers as cl
 from conformallayers.folding.cost import RATES, Rates
 from conformallayers.folding.strategies import conv
 from conformallayers.folding.strategies.routes import Move, RouteMap, best_route, kernel_of
-from support import chain_of
+from support import stage_of
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.
 ALL_RATES = {
@@ -110,11 +110,11 @@ def test_every_kind_of_step_is_taken_somewhere() -> None:
 
 
 def route(model: nn.Module, shape: tuple[int, ...], rates: Rates) -> tuple[Move, ...]:
-    return best_route(chain_of(model, shape), 4, rates=rates)[0]
+    return best_route(stage_of(model, shape), 4, rates=rates)[0]
 
 
 def test_patches_have_the_energy_of_the_map() -> None:
-    places = RouteMap(chain_of(NETWORKS["tiles"][0], (3, 14, 14)))
+    places = RouteMap(stage_of(NETWORKS["tiles"][0], (3, 14, 14)))
     x = torch.rand(4, 3, 14, 14, dtype=torch.float64)
     plain = Move("conv", 0, 1, (0, 1), 0)
     expected = nn.functional.conv2d(x, kernel_of(places, plain))

@@ -16,16 +16,23 @@ from torch.nn import functional as F
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
+from ...recipe.recipe import RecipeBuilder
 from ..cost import Cost
-from ..forms import triangular_factor
-from ..forms_by_row import row_order
-from ..negligible import is_negligible
-from ..problem import Problem
-from . import base
-from .base import Evaluation, Strategy, Values
-from .dense import too_large
+from ..forms import is_negligible, row_order, triangular_factor
+from ..operators import receptive_field
+from ..stages import RadialStage
+from .base import (
+    Evaluation,
+    Problem,
+    Strategy,
+    add_flatten,
+    add_product,
+    add_reshape,
+    normalised,
+)
 
 _BLOCK = 96  # least coefficients of a block: smaller products are slow
+_FIRST = 3  # segments whose terms always count in float32
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Banded(Strategy):
         shape = problem.stage.input_shape
         if len(shape) < 2 or shape[1] < 3:
             return "a sample has no image rows"
-        return too_large(problem) or base.out_of_range(problem)
+        return problem.cannot_write_out()
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the blocks of the band: with its true width if built, else with the narrowest."""
@@ -64,45 +71,46 @@ class Banded(Strategy):
         if built:
             widths = [_width(i, layout, problem) for i in range(count)]
         else:
-            # The terms of the first segments always count in float32.
-            least = min(
-                -(-base.first_reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1
-            )
-            widths = [least] * count
+            widths = [
+                min(-(-_first_reach(problem.stage) // layout.rows), layout.blocks - 1)
+            ] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
         forms = Cost(blocks=size, stream=stream, calls=calls, bytes=size * problem.itemsize)
-        return base.matrix_cost(problem) + forms
+        return problem.matrix_cost() + forms
 
-    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+    def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
         layout = BlockLayout.of(problem.stage.input_shape)
-        rows = _add_rows(values, layout)
-        energies = []
+        rows, energies = _add_rows(builder, x, layout), []
         for index, form in enumerate(problem.forms.values):
             width = _width(index, layout, problem)
             factor = _banded_factor(form, problem.factor(index), layout, width)
-            packed, peak = base.normalised(_pack(factor, layout, width))
+            packed, peak = normalised(_pack(factor, layout, width))
             full = layout.blocks - width
-            band = values.constant("band", packed[:full].contiguous())
-            last = values.constant("last", _last(packed[full:], width, layout.size))
+            band = builder.constant("band", packed[:full].contiguous())
+            last = builder.constant("last", _last(packed[full:], width, layout.size))
             fields = {"band": band, "last": last, "size": layout.size, "width": width}
             fields |= {"weight": peak**2, "factor": True}
-            n = values.builder.add(point.BandedForm, rows, name="n", **fields)
-            energies.append((n,))
-        image, gain = base.add_matrix(problem, values)
+            energies.append((builder.add(point.BandedForm, rows, name="n", **fields),))
+        image, gain = add_product(builder, add_flatten(builder, x), problem.matrix)
         return Evaluation(image, tuple(energies), gain)
 
 
-def _add_rows(values: Values, layout: BlockLayout) -> str:
+def _first_reach(stage: RadialStage) -> int:
+    """Return over how many image rows the first segments couple coefficients."""
+    operators = (op for segment in stage.segments[:_FIRST] for op in segment.operators)
+    return receptive_field(operators, 0)[0] - 1
+
+
+def _add_rows(builder: RecipeBuilder, x: str, layout: BlockLayout) -> str:
     """Append the sample with its image rows one after the other, zeros behind the last one."""
-    builder, shape = values.builder, layout.shape
-    order = (1, 0, *range(2, len(shape)))
-    rows = values.unit
+    shape, rows = layout.shape, x
     if shape[0] > 1:
+        order = (1, 0, *range(2, len(shape)))
         rows = builder.add(layer.Permute, rows, name="z", order=order)
-    rows = base.add_reshape(builder, rows, (math.prod(shape),))
+    rows = add_reshape(builder, rows, (math.prod(shape),))
     extra = layout.blocks * layout.size - math.prod(shape)
     return builder.add(layer.Pad, rows, name="rows", pads=((0, extra),)) if extra else rows
 
@@ -170,7 +178,7 @@ def _full_width(form: Tensor, layout: BlockLayout) -> int:
 def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
     """Bisect for a narrow band such that the blocks outside are proven to be negligible."""
     narrowest, width = 0, _full_width(form, layout)
-    forms, unit = problem.forms, problem.stage.chain.unit
+    forms, unit = problem.forms, problem.stage.unit
     # The proof covers a denominator with a single form.
     if problem.epsilon == 0 or len(forms.values) != 1:
         return width

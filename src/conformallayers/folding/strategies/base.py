@@ -1,16 +1,15 @@
-"""The interface of strategies, and the operations that all of them share.
+"""The interface of strategies, and the operations on points that all stages share.
 
-A strategy takes the points that enter a stage to those that leave it. Embedding, maps, joins and the
-division at the end are in ``part.py``.
+A strategy takes the points that enter a radial stage to those that leave it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,41 +19,39 @@ from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...scaling import Scaling
 from ..cost import Cost
-from ..operators import Operator, receptive_field
-from ..problem import LARGEST_SQUARED, SQUARED, Problem
-from ..stages import ActivationSite, Chain, Stage
+from ..forms import Forms, forms_of, matrix_of, rounding, stacked_layers, too_many_entries
+from ..stages import ActivationSite, Layer, RadialStage
 
-_LEAST_BIAS = 1e-6  # a norm beside which the squares of smaller numbers do not count
+T = TypeVar("T")
+SQUARED = 1e15  # numbers whose square fits into float32 with room
+LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
-_FIRST = 3  # segments whose terms always count in float32
+_FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
 
 
 @dataclass(frozen=True)
-class Points:
+class PointValues:
     """Points of a recipe, by the names of their values: ``x = m·κ·z`` and ``t = m·σ·τ``."""
 
     z: str
     peak: str  # m
     tau: str
     scaling: Scaling  # κ and σ, and a factor that is still to be applied
-    bound: float = math.inf  # of the norm of z, in units of the normalised input
+    bound: float = math.inf  # of the norm of z, in units of the input of the network
     size: float = math.inf  # a bound of the norm of the point
-    rebased: bool = False  # z is the point: its squares may underflow beside a large m
 
-    def rebase(self, builder: RecipeBuilder) -> Points:
+    def rebase(self, builder: RecipeBuilder) -> PointValues:
         """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
         z, peak, tau = builder.add_many(
             point.Rebase,
-            self.z,
-            self.peak,
-            self.tau,
+            *(self.z, self.peak, self.tau),
             names=("z", "peak", "tau"),
             scale=float(self.scaling.rho),
             coordinate=float(self.scaling.sigma),
         )
-        return Points(z, peak, tau, Scaling(), self.size, self.size, rebased=True)
+        return PointValues(z, peak, tau, Scaling(), self.size, self.size)
 
-    def rescale(self, builder: RecipeBuilder, weight: float = 1.0) -> tuple[Points, str]:
+    def rescale(self, builder: RecipeBuilder, weight: float = 1.0) -> tuple[PointValues, str]:
         """Append a rescaling of z by a power of two where its squares would leave the range.
 
         Returns the points and ``weight·‖z‖²``.
@@ -62,13 +59,124 @@ class Points:
         inputs, names = (self.z, self.peak, self.tau), ("z", "peak", "tau", "n")
         z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
         bound = max(self.bound, RESCALED)
-        return replace(self, z=z, peak=peak, tau=tau, bound=bound, rebased=False), n
+        return replace(self, z=z, peak=peak, tau=tau, bound=bound), n
 
-    def for_squares(self, builder: RecipeBuilder, sites: Iterable[ActivationSite]) -> Points:
-        """Append a rescaling where published activations need squares of numbers that may be too small."""
-        if not self.rebased or all(site.module.on_points for site in sites):
-            return self
-        return self.rescale(builder)[0]
+    def advance(
+        self, builder: RecipeBuilder, site: ActivationSite, energies: tuple[str, ...]
+    ) -> PointValues:
+        """Append the effect of an activation on τ."""
+        inputs = self.tau, self.peak, *energies
+        formula = str(site.module.formula)
+        tau = builder.add(point.Advance, *inputs, name="tau", formula=formula)
+        return replace(self, tau=tau)
+
+    def activate(self, builder: RecipeBuilder, site: ActivationSite) -> PointValues:
+        """Append an activation, with z rescaled where its squares could leave the range."""
+        scaling = self.scaling.copy()
+        weight = site.activate(scaling)
+        if self.bound <= SQUARED:
+            points, n = self, builder.add(point.SumSquares, self.z, name="n", weight=weight)
+        else:
+            points, n = self.rescale(builder, weight)
+        size = site.bound_behind(self.size)
+        return replace(points.advance(builder, site, (n,)), scaling=scaling, size=size)
+
+
+def size_behind(layers: tuple[Layer, ...], size: float) -> float:
+    """Bound the norm of the points behind layers, given a bound of those that enter."""
+    for action in layers:
+        if isinstance(action, ActivationSite):
+            size = action.bound_behind(size)
+            continue
+        size *= action.simple_bound
+        if action.bias is not None:
+            size += float(torch.linalg.vector_norm(action.bias))
+    return size
+
+
+class Problem:
+    """A radial stage, and the dtype to fold it to; arrays are built at first use."""
+
+    def __init__(self, stage: RadialStage, dtype: torch.dtype) -> None:
+        self.stage, self.dtype = stage, dtype
+        # What changes the denominator by less than this, relatively, may be left out.
+        self.epsilon = rounding(dtype) if stage.provable else 0.0
+        self._built: dict[object, Any] = {}
+
+    def once(self, key: object, build: Callable[[], T]) -> T:
+        """Return the value of a key, built at first use."""
+        if key not in self._built:
+            self._built[key] = build()
+        return cast(T, self._built[key])
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one entry of M or Q."""
+        return self.dtype.itemsize
+
+    @property
+    def form_count(self) -> int:
+        """The number of quadratic forms."""
+        return len(self.stage.groups)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """M in float64, (d_out, d_in)."""
+        return matrix_of(self.stage)
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Every Q in float64."""
+        return forms_of(self.stage, self.epsilon)
+
+    def factor(self, group: int) -> Tensor | None:
+        """Return L with ``LᵀL = Q`` of a form from the rows of its layers; None where Q must be summed up.
+
+        Q has the square of the condition number of the rows, so summing it up loses digits. Rows are stacked
+        where they are few, or where no terms may be left out and a QR factorisation is quick.
+        """
+        rows, columns = self.stage.rows_of(group), math.prod(self.stage.input_shape)
+        exact = self.dtype == torch.float64
+        if rows > columns and not (exact and rows * columns * columns <= _FACTOR_EFFORT):
+            return None
+
+        def build() -> Tensor:
+            stack = stacked_layers(self.stage, group)
+            return stack if rows <= columns else torch.linalg.qr(stack, mode="r").R
+
+        return self.once(("factor", group), build)
+
+    def keeps_range(self) -> bool:
+        """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""
+        limit = {torch.float16: 1e3, torch.float64: LARGEST_SQUARED}.get(self.dtype, SQUARED)
+        return self.stage.bound <= limit
+
+    def cannot_write_out(self) -> str | None:
+        """Return why M and the forms cannot be written out, or None if they can."""
+        if self.stage.bound > LARGEST_SQUARED:
+            return "its forms could leave the range of float64"
+        return too_many_entries(
+            math.prod(self.stage.input_shape), math.prod(self.stage.output_shape)
+        )
+
+    def effort_of_matrix(self) -> float:
+        """Bound the multiply-adds of building M: there and back."""
+        sizes = math.prod(self.stage.input_shape), math.prod(self.stage.output_shape)
+        return 2.0 * self.stage.multiply_adds * min(sizes)
+
+    def matrix_cost(self) -> Cost:
+        """Return the cost of M as one product."""
+        size = math.prod(self.stage.input_shape) * math.prod(self.stage.output_shape)
+        return Cost(gemm=size, calls=2, bytes=size * self.itemsize)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The values that a strategy computes."""
+
+    image: str  # ``M x̂ / gain`` in any shape
+    energies: tuple[tuple[str, ...], ...]  # for each form, the values that add up to it
+    gain: float = 1.0  # a factor that the image still lacks
 
 
 class Strategy:
@@ -80,8 +188,6 @@ class Strategy:
 
     name: ClassVar[str]
     exact_cost: ClassVar[bool] = False  # whether the cost is known before anything is built
-    # When "auto" may take it in a network of several stages, which are made for small devices.
-    in_stages: ClassVar[Literal["always", "if small", "by name"]] = "by name"
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why the strategy does not apply to a problem, or None if it does."""
@@ -91,85 +197,25 @@ class Strategy:
         """Predict the cost: from the arrays if they are ``built``, optimistically otherwise."""
         raise NotImplementedError
 
-    def caution(self, problem: Problem) -> str:
-        """Return why "auto" should not take the strategy though it applies; empty if it may."""
-        return ""
-
     def effort(self, problem: Problem) -> float:
-        """Bound the multiply-adds of building the constants."""
-        return problem.effort()
+        """Bound the multiply-adds of building the constants: by default M and the forms."""
+        inputs = math.prod(problem.stage.input_shape)
+        return problem.stage.multiply_adds * 2 * inputs + problem.effort_of_matrix()
 
-    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+    def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
         """Append the operations that compute ``M x̂ / gain`` and the energies of each form."""
         raise NotImplementedError
 
-    def lower(self, problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
+    def lower(self, problem: Problem, builder: RecipeBuilder, start: PointValues) -> PointValues:
         """Append the operations of a stage; return the points that leave it."""
         stage = problem.stage
-        if stage.direct:
-            return self._lower_direct(problem, builder, start)
-        values = Values(builder, start.z)
-        found = self.evaluate(problem, values)
+        found = self.evaluate(problem, builder, start.z)
         image = add_reshape(builder, found.image, stage.output_shape)
         points = start
-        for site, energies in zip(stage.chain.sites, found.energies, strict=True):
-            points = add_advance(builder, site, points, energies)
-        end = stage.chain.end.lacking(found.gain)
-        size = size_behind(stage, start.size)
-        bound = stage.exit / found.gain
-        return replace(points, z=image, scaling=end, bound=bound, size=size)
-
-    def _lower_direct(self, problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
-        """Append a stage with biases: a linear map of points, then the energy of its own output."""
-        stage = problem.stage
-        points = start.rebase(builder)
-        values = Values(builder, points.z, bias=stage.constant)
-        found = self.evaluate(problem, values)
-        image = add_reshape(builder, found.image, stage.output_shape)
-        if values.bias is not None:
-            bias = builder.constant("bias", values.bias / found.gain)
-            image = builder.add(layer.AddConstant, image, value=bias)
-        scaling = points.scaling.lacking(found.gain)
-        size = size_behind(stage, start.size, activations=False)
-        points = replace(points, z=image, scaling=scaling, bound=size / found.gain, size=size)
-        # The squares of a bias are large enough; a map behind it may leave numbers that are not.
-        least = 0.0 if stage.constant is None else float(stage.constant.norm())
-        points = replace(points, rebased=least < _LEAST_BIAS)
-        for site in stage.sites:
-            points = add_activation(builder, site, points)
-        return replace(points, rebased=True)
-
-
-@dataclass
-class Values:
-    """The recipe under construction, and the value that a strategy starts from."""
-
-    builder: RecipeBuilder
-    unit: str  # the z of the points that enter the stage
-    bias: Tensor | None = None  # of a direct stage; added to the image unless the strategy takes it
-
-    def take_bias(self, gain: float) -> Tensor | None:
-        """Return the bias of ``M x̂ / gain``, which the strategy then adds itself."""
-        bias, self.bias = self.bias, None
-        return None if bias is None else bias / gain
-
-    def constant(self, name: str, array: Tensor, *, wide: bool = False) -> str:
-        """Store an array."""
-        return self.builder.constant(name, array, wide=wide)
-
-    @cached_property
-    def flat(self) -> str:
-        """The input of the stage as one row; the reshape is appended at first use."""
-        return add_reshape(self.builder, self.unit, (math.prod(self.builder.shape(self.unit)),))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The values that a strategy computes."""
-
-    image: str  # ``M x̂ / gain`` in any shape
-    energies: tuple[tuple[str, ...], ...]  # for each form, the values that add up to it
-    gain: float  # a factor that the image still lacks
+        for group, energies in zip(stage.groups, found.energies, strict=True):
+            points = points.advance(builder, group[0].site, energies)
+        end, size = stage.end.lacking(found.gain), size_behind(stage.layers, start.size)
+        return replace(points, z=image, scaling=end, bound=stage.exit / found.gain, size=size)
 
 
 def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> str:
@@ -179,81 +225,16 @@ def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> s
     return builder.add(layer.Reshape, value, name="rows" if len(shape) == 1 else "z", shape=shape)
 
 
-def add_advance(
-    builder: RecipeBuilder, site: ActivationSite, points: Points, energies: tuple[str, ...]
-) -> Points:
-    """Append the effect of an activation on τ."""
-    inputs = points.tau, points.peak, *energies
-    formula = str(site.module.formula)
-    tau = builder.add(point.Advance, *inputs, name="tau", formula=formula)
-    return replace(points, tau=tau)
+def add_flatten(builder: RecipeBuilder, value: str) -> str:
+    """Append a reshape to one row."""
+    return add_reshape(builder, value, (math.prod(builder.shape(value)),))
 
 
-def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points) -> Points:
-    """Append an activation, with z rescaled where its squares could leave the range."""
-    scaling = before.scaling.copy()
-    weight = site.activate(scaling)
-    size = site.bound_behind(before.size)
-    small = before.rebased and not site.module.on_points
-    if before.bound <= SQUARED and not small:
-        points, n = before, builder.add(point.SumSquares, before.z, name="n", weight=weight)
-    else:
-        points, n = before.rescale(builder, weight)
-    return replace(add_advance(builder, site, points, (n,)), scaling=scaling, size=size)
-
-
-def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float:
-    """Bound the norm of the points that leave a chain, given a bound of those that enter."""
-    for node in stage.nodes:
-        action = node.action
-        if isinstance(action, Operator):
-            size *= action.simple_bound
-            if action.bias is not None:
-                size += float(torch.linalg.vector_norm(action.bias))
-        elif isinstance(action, ActivationSite) and activations:
-            size = action.bound_behind(size)
-    return size
-
-
-def add_matrix(problem: Problem, values: Values) -> tuple[str, float]:
-    """Append the product with M, plus a bias if there is one; return the value and the gain."""
-    matrix, gain = normalised(problem.matrix)
-    return add_product(values, values.flat, matrix, gain), gain
-
-
-def add_product(values: Values, rows: str, matrix: Tensor, gain: float) -> str:
-    """Append the product with a matrix that gives ``M x̂ / gain``, plus a bias if there is one."""
-    weight = values.constant("matrix", matrix)
-    own = values.take_bias(gain)
-    bias = None if own is None else values.constant("bias", own.flatten())
-    return values.builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
-
-
-# -- checks and costs that several strategies share -------------------------------------------------
-
-
-def out_of_range(problem: Problem) -> str | None:
-    """Return the reason to refuse forms that could leave the range of float64, or None."""
-    too_large = problem.stage.bound > LARGEST_SQUARED
-    return "its forms could leave the range of float64" if too_large else None
-
-
-def no_axes(problem: Problem) -> str | None:
-    """Return the reason to refuse a stage whose samples have no spatial axes, or None."""
-    spatial = 2 <= len(problem.stage.input_shape) <= 4
-    return None if spatial else "a sample has no spatial axes"
-
-
-def first_reach(chain: Chain, axis: int) -> int:
-    """Return how far along an axis the first segments couple coefficients, in steps of the input."""
-    operators = (op for segment in chain.segments[:_FIRST] for op in segment.operators)
-    return receptive_field(operators, axis)[0] - 1
-
-
-def matrix_cost(problem: Problem) -> Cost:
-    """Return the cost of M as one product."""
-    size = math.prod(problem.stage.input_shape) * math.prod(problem.stage.output_shape)
-    return Cost(gemm=size, calls=2, bytes=size * problem.itemsize)
+def add_product(builder: RecipeBuilder, rows: str, matrix: Tensor) -> tuple[str, float]:
+    """Append ``M x̂ / gain`` of a flat value; return its name and the gain."""
+    scaled, gain = normalised(matrix)
+    weight = builder.constant("matrix", scaled.contiguous())
+    return builder.add(layer.Matmul, rows, name="image", weight=weight), gain
 
 
 def normalised(array: Tensor) -> tuple[Tensor, float]:

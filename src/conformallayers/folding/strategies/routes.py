@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...graph.freeze import device_of
@@ -24,7 +24,7 @@ from ...nn.bounds import Shape, conv_pads
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
 from ...utils.axes import per_axis
-from ..cost import RATES, Cost, Rates
+from ..cost import LANES, RATES, Cost, Rates, layer_cost
 from ..operators import (
     CONVOLUTIONS,
     POOLINGS,
@@ -35,9 +35,8 @@ from ..operators import (
     receptive_field,
     window,
 )
-from ..stages import Chain
+from ..stages import RadialStage
 
-_LANES = 16  # output channels that a convolution computes at a time
 _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
 _SPAN = 5  # activations whose energies may be computed from one map
@@ -81,27 +80,27 @@ class Move:
 
 
 class RouteMap:
-    """The operators of a chain in one line, with the positions of its activations."""
+    """The operators of a stage in one line, with the positions of its activations."""
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+    def __init__(self, stage: RadialStage) -> None:
+        self.stage = stage
         self._windows: dict[tuple[int, int], Window | None] = {}
-        self.operators = chain.operators
-        self.axes = len(chain.input_shape) - 1
+        self.operators = stage.operators
+        self.axes = len(stage.input_shape) - 1
         self.pads = [_padding(operator, self.axes) for operator in self.operators]
         self.ends: list[int] = []
         position = 0
-        for segment in chain.segments:
+        for segment in stage.segments:
             position += len(segment.operators)
             self.ends.append(position)
 
     def shape(self, position: int) -> Shape:
         """Return the shape of the map at a position."""
-        return self.operators[position - 1].output_shape if position else self.chain.input_shape
+        return self.operators[position - 1].output_shape if position else self.stage.input_shape
 
     def factor(self, levels: tuple[int, int]) -> float:
         """Return the product of the factors of a range of activations."""
-        return math.prod(segment.factor for segment in self.chain.segments[slice(*levels)])
+        return math.prod(segment.factor for segment in self.stage.segments[slice(*levels)])
 
     def window(self, start: int, stop: int) -> Window | None:
         """Return the window of a part that composes into one convolution, or None."""
@@ -156,24 +155,20 @@ _NOTHING: tuple[float, Cost, tuple[Move, ...]] = (0.0, Cost(), ())
 
 
 def best_route(
-    chain: Chain, itemsize: int, lean: bool = False, rates: Rates = RATES
+    stage: RadialStage, itemsize: int, rates: Rates = RATES
 ) -> tuple[tuple[Move, ...], Cost]:
     """Return the fastest route and its cost, by dynamic programming.
-
-    A lean route has no matrix that takes more multiply-adds than the layers.
 
     A state is the position of the current map, the number of activations whose factors it contains
     (``level``), and the number of energies that are computed (``energy``).
     """
-    places = RouteMap(chain)
+    places = RouteMap(stage)
     last, costs = len(places.ends), [layer_cost(layer, itemsize) for layer in places.operators]
 
     @cache
     def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
         found: list[tuple[float, Cost, tuple[Move, ...]]] = []
         for move in _moves(places, position, level, energy):
-            if lean and move.how == "matrix" and not _saves(places, move):
-                continue
             if move.energy is None and move.ends(places):
                 rest = _NOTHING
             elif move.energy is None:
@@ -205,10 +200,9 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
             if places.window(position, stop) is not None:
                 yield Move("conv", position, stop, levels)
         outputs = math.prod(places.shape(total))
-        # Without activations, a matrix from the start would be the strategy "dense".
         for start in dict.fromkeys((position, 0)):
             entries = math.prod(places.shape(start)) * outputs
-            if position < total and entries <= _MATRIX and (places.ends or position > 0):
+            if position < total and entries <= _MATRIX:
                 yield Move("matrix", start, total, levels)
         return
     stop, levels = places.ends[energy], (level, energy + 1)
@@ -227,13 +221,6 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
             yield Move("pooled", position, stop, levels, energy, phase=phase)
 
 
-def _saves(places: RouteMap, move: Move) -> bool:
-    """Tell whether a matrix takes no more multiply-adds than the layers that it stands for."""
-    operators = places.operators[move.start : move.stop]
-    entries = math.prod(places.shape(move.start)) * math.prod(places.shape(move.stop))
-    return entries <= sum(operator.multiply_adds() for operator in operators)
-
-
 def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) -> Cost:
     """Return the cost of one step, from those of the layers."""
     inputs, outputs = places.shape(move.start), places.shape(move.stop)
@@ -249,7 +236,7 @@ def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) ->
     channels = places.patches(move)
     patch = inputs[0] * seen.patch(move.phase)
     positions = math.prod(outputs[1:]) // move.phase**places.axes
-    idle = (-channels % _LANES) * patch * positions
+    idle = (-channels % LANES) * patch * positions
     return Cost(
         conv=channels * patch * positions,
         idle=idle,
@@ -257,20 +244,6 @@ def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) ->
         calls=6,
         bytes=channels * patch * itemsize,
     )
-
-
-def layer_cost(operator: Operator, itemsize: int) -> Cost:
-    """Return what a layer takes as it is."""
-    work = operator.multiply_adds()
-    stream = math.prod(operator.output_shape)
-    size = sum(t.numel() * itemsize for t in operator.module.buffers())
-    if isinstance(operator.module, nn.Linear):
-        return Cost(gemm=work, stream=stream, calls=2, bytes=size)
-    if is_plain(operator.module, CONVOLUTIONS):
-        channels = operator.output_shape[0]
-        idle = work / channels * (-channels % _LANES)
-        return Cost(conv=work, idle=idle, stream=2 * stream, calls=2, bytes=size)
-    return Cost(conv=work, stream=2 * stream, calls=2, bytes=size)
 
 
 def kernel_of(places: RouteMap, move: Move) -> Tensor:

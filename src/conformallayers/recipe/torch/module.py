@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...functional import transformed
+from ...functional import transformed, wide_dtype
 from .. import layer_operations as layer
 from ..file import describe, read_recipe
 from ..integer_operations import KINDS
@@ -184,6 +185,21 @@ class RecipeModule(nn.Module):
         kept = self.chunk_size
         self._set(replace(other, constants=arrays), torch.float32)
         self.chunk_size = kept
+
+
+def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
+    """Move a recipe to a device and cast it; wide constants get the widest dtype of the device."""
+
+    def convert(name: str, array: Tensor) -> Tensor:
+        if not array.is_floating_point():  # indices
+            return array.to(device)
+        return array.to(device, wide_dtype(device) if name in recipe.wide else dtype)
+
+    modules = {
+        name: copy.deepcopy(module).to(dtype=dtype, device=device)
+        for name, module in recipe.modules.items()
+    }
+    return replace(recipe.with_constants(convert), modules=modules)
 
 
 def _signature(recipe: Recipe) -> list[Any]:
