@@ -276,15 +276,15 @@ def test_a_spectral_activation_stands_once() -> None:
 
 def test_a_write_during_a_fold_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     model = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(), cl.Linear(8, 3), cl.ReSPro()).eval()
-    original = container.lower_part
+    original = container.fold_layers
 
     def slow(*arguments, **options):
         with torch.no_grad():
             model[0].weight[0] *= 3
-        monkeypatch.setattr(container, "lower_part", original)
+        monkeypatch.setattr(container, "fold_layers", original)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(container, "lower_part", slow)
+    monkeypatch.setattr(container, "fold_layers", slow)
     x = torch.rand(2, 8)
     with torch.no_grad():
         model(x)

@@ -60,7 +60,7 @@ def test_a_call_by_keyword_folds() -> None:
 
 
 def test_a_composite_that_is_not_linear_stays_in_the_head() -> None:
-    part = cl.ConformalLayers(cl.Conv2d(1, 3, 3, bias=True), cl.ReSPro())
+    part = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro())
     model = nn.Sequential(part, cl.Residual(nn.Conv2d(3, 3, 1), nn.ReLU())).eval()
     folded = cl.fold(model, (1, 6, 6))
     assert folded.explain()["0"].absorbed == 0

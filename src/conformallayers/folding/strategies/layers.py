@@ -5,10 +5,12 @@ Where great depth could take numbers out of range, the recipe rescales values.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...nn.extra_layers import Scale
 from ...nn.registry import find_spec
 from ...nn.specs import scale_output
 from ...recipe import point_operations as point
@@ -69,15 +71,25 @@ class Layers(Strategy):
 def add_operators(
     builder: RecipeBuilder, z: str, operators: Sequence[Operator], factor: float
 ) -> str:
-    """Append operators one after the other, with the factor behind the last weight, which it is merged into."""
-    takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
-    last, to = takes[-1] if takes else len(operators) - 1, Lowering(builder)
+    """Append operators one after the other, with the factor in the last weight."""
     if not operators and factor != 1.0:
-        return to.multiply(z, factor)
+        return Lowering(builder).multiply(z, factor)
+    takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
+    last = takes[-1] if takes else len(operators) - 1
     for index, operator in enumerate(operators):
-        z = to.module(z, operator.module, operator.output_shape)
-        z = to.multiply(z, factor) if index == last and factor != 1.0 else z
+        z = _add_scaled(builder, z, operator, factor if index == last else 1.0)
     return z
+
+
+def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -> PointValues:
+    """Append a layer without its bias, and the pending factor of z."""
+    spec, scaling = find_spec(operator.module), before.scaling.copy()
+    # A layer without a weight leaves the factor to a later layer, which merges it for free.
+    take = spec is not None and spec.scaled is not None
+    factor, norm = float(scaling.take() or 1.0) if take else 1.0, operator.simple_bound
+    z = _add_scaled(builder, before.z, operator, factor)
+    bound, size = before.bound * norm * factor, before.size * norm
+    return replace(before, z=z, scaling=scaling, bound=bound, size=size)
 
 
 def _has_weight(operator: Operator) -> bool:
@@ -85,15 +97,12 @@ def _has_weight(operator: Operator) -> bool:
     return spec is not None and spec.scaled not in (None, scale_output)
 
 
-def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -> PointValues:
-    """Append a layer without its bias, and the pending factor of z."""
-    spec, to = find_spec(operator.module), Lowering(builder)
-    scaling = before.scaling.copy()
-    z = to.module(before.z, operator.module, operator.output_shape)
-    # A layer without a weight leaves the factor to a later layer, which merges it for free.
-    factor = scaling.take() if spec is not None and spec.scaled is not None else None
-    if factor is not None:
-        z = to.multiply(z, float(factor))
-    norm = operator.simple_bound
-    bound, size = before.bound * norm * float(factor or 1.0), before.size * norm
-    return replace(before, z=z, scaling=scaling, bound=bound, size=size)
+def _add_scaled(builder: RecipeBuilder, z: str, operator: Operator, factor: float) -> str:
+    """Append ``factor·U z``."""
+    to, module = Lowering(builder), operator.module
+    if factor != 1.0 and _has_weight(operator):
+        module, name = copy.deepcopy(module), "gain" if isinstance(module, Scale) else "weight"
+        setattr(module, name, getattr(module, name) * factor)
+        factor = 1.0
+    z = to.module(z, module, operator.output_shape)
+    return z if factor == 1.0 else to.multiply(z, factor)
