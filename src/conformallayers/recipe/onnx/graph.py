@@ -13,7 +13,7 @@ import numpy as np
 from ..integer_operations import integer_values
 from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import Divide, Normalize
+from ..point_operations import Divide, Normalize, Rebase
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
@@ -276,13 +276,17 @@ class OnnxGraph:
 
 
 def between(recipe: Recipe) -> frozenset[str]:
-    """Return the values between an embedding and its division."""
+    """Return the values between an embedding and the divisions by τ that all of them meet."""
     found: set[str] = set()
+    undivided = {recipe.output}
     for operation in recipe.operations:
         inside = not found.isdisjoint(operation.inputs)
         if isinstance(operation, Normalize) or (inside and not isinstance(operation, Divide)):
             found.update(operation.outputs)
-    return frozenset(found)
+    for operation in reversed(recipe.operations):
+        if not isinstance(operation, (Divide, Rebase)) and undivided & {*operation.outputs}:
+            undivided.update(operation.inputs)
+    return frozenset(found - undivided)
 
 
 def _common_rank(recipe: Recipe, shapes: dict[str, Shape]) -> int:
