@@ -215,17 +215,6 @@ def test_a_stage_that_pads_inside_keeps_its_layers_or_pads_once() -> None:
         assert cl.fold_error(model, folded, torch.rand(3, 2, 9, 9)) <= TOLERANCES[torch.float32]
 
 
-@pytest.mark.parametrize("before", [nn.BatchNorm2d(2), cl.Conv2d(2, 2, 1, bias=True)])
-def test_a_bias_before_padding_is_an_image_unless_channels_are_shifted(before: nn.Module) -> None:
-    layers = nn.ReLU(), before, cl.Conv2d(2, 3, 3, padding=1), cl.ReSPro(projective=True)
-    model = randomised(cl.ConformalLayers(*layers))
-    folded = cl.fold(model, (2, 6, 6), strategy="conv")
-    (image,) = operations(folded, AddConstant)
-    shifted = isinstance(before, nn.BatchNorm2d)
-    assert folded.recipe.constant_shape(image.value) == ((2, 1, 1) if shifted else (3, 6, 6))
-    assert cl.fold_error(model, folded, torch.randn(3, 2, 6, 6)) <= TOLERANCES[torch.float32]
-
-
 def test_values_with_one_coordinate_are_joined_as_they_are() -> None:
     pool = cl.Split([1, 1], [cl.AvgPool1d(2), nn.LPPool1d(2, 2)])
     folded = cl.fold(cl.ConformalLayers(cl.Conv1d(1, 2, 1), cl.ReSPro(), pool), (1, 8))
@@ -247,7 +236,7 @@ def shifted(pool: nn.Module, *, padding: int, factor: float = 1.0) -> cl.Conform
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("factor", [1.0, 1e-6, 1e-30, 0.0])
+@pytest.mark.parametrize("factor", [1.0, 1e-30, 0.0])
 def test_a_shift_before_a_padded_convolution_stays_one_number_a_channel(
     padding: int, factor: float
 ) -> None:
@@ -255,9 +244,8 @@ def test_a_shift_before_a_padded_convolution_stays_one_number_a_channel(
     folded = cl.fold(model, (2, 12, 12))
     added = operations(folded, AddConstant)
     shapes = [tuple(folded.recipe.constants[op.value].shape) for op in added]
-    short = padding == 1 and factor >= 1e-6
-    # Without padding it goes into the bias of the convolution. A factor near 0 leaves a map behind it.
-    assert shapes == ([] if padding == 0 else [(4, 1, 1)] if short else [(5, 5, 5)])
+    # Without padding it goes into the bias of the convolution.
+    assert shapes == ([(4, 1, 1)] if padding else [])
     x = torch.randn(3, 2, 12, 12, dtype=torch.float64)
     assert cl.fold_error(model, folded, x) <= 1e-12
 
@@ -272,7 +260,6 @@ def test_explain_has_a_block_for_each_radial_stage() -> None:
     biased = cl.Conv2d(3, 3, 3, bias=True), nn.ReLU()
     folded = cl.fold(cl.ConformalLayers(*first, *biased, *second), (3, 16, 16))
     assert list(folded.explain()) == ["stage 1", "stage 3"]
-    assert folded.strategy.count("+") == 1
 
 
 def test_a_named_strategy_is_used_where_it_applies() -> None:

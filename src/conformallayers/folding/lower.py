@@ -25,7 +25,6 @@ from ..utils.axes import per_axis
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}
-_LARGEST_SHIFT = 1e12  # of a shift before a factor
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,6 @@ class Lowering:
     def shift(self, value: str, constant: Tensor) -> str:
         """Append the sum with a constant that broadcasts to the sample."""
         return self.add(layer.AddConstant, value, value=self.constant("shift", constant))
-
-    def scale_and_shift(self, value: str, factor: Tensor, shift: Tensor) -> str:
-        """Append ``factor·x + shift``, as ``factor·(x + shift/factor)`` where that loses nothing.
-
-        The merge pass then adds the shift before a padded convolution, where it is one number for each channel.
-        Behind the convolution it is one for each place, as zeros around the map are not shifted.
-        """
-        first = shift / factor
-        if bool((first.abs() <= _LARGEST_SHIFT).all()):  # a factor of 0 gives infinity or NaN
-            return self.multiply(self.shift(value, first), factor)
-        return self.shift(self.multiply(value, factor), shift)
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
@@ -145,7 +133,8 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     shift = -module.running_mean.to(factor) * factor
     if module.bias is not None:
         shift = shift + module.bias.to(factor)
-    return to.scale_and_shift(value, _per_channel(factor, shape), _per_channel(shift, shape))
+    scaled = to.multiply(value, _per_channel(factor, shape))
+    return to.shift(scaled, _per_channel(shift, shape))
 
 
 def _per_channel(array: Tensor, shape: Shape) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ..errors import refusal
 from ..nn.branches import Join
-from ..nn.extra_layers import ChannelScale
 from ..recipe import point_operations as point
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..scaling import Scaling
@@ -125,8 +124,6 @@ def _add_biased(builder: RecipeBuilder, operator: Operator, z: str) -> str:
     to, bias = Lowering(builder), operator.bias
     if bias is not None and same_in_channels(bias):
         bias = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
-        if isinstance(operator.module, ChannelScale):
-            return to.scale_and_shift(z, operator.module.factor.view_as(bias), bias)
     z = to.module(z, operator.module, operator.output_shape)
     return z if bias is None else to.shift(z, bias)
 
