@@ -17,11 +17,11 @@ from ...functional import full_precision
 from ...utils.files import Path, replace_file, require_parent
 from ..places import Array
 from ..recipe import INPUT, Recipe
+from ..simplify import simplified
 from ..torch.module import RecipeModule
-from .coordinates import DIRECT, is_direct
-from .graph import BATCH, OUTPUT, OnnxGraph
+from .graph import BATCH, OUTPUT, WIDE, OnnxGraph
 from .integers import RUN
-from .merge import merged
+from .pools import merged_pools
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
@@ -83,15 +83,13 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     helper = _package("onnx").helper
     recipe = recipe.with_constants(lambda _, array: _as_array(array))
     working = np.dtype(str(dtype).removeprefix("torch."))
-    direct = is_direct(recipe, working)
-    if direct:
-        recipe = merged(recipe)
-    graph = OnnxGraph(recipe, working, opset, divided=not direct)
-    runtime = DIRECT if direct else RUN
-    values = {INPUT: graph.input}
+    recipe = simplified(recipe)
+    recipe = recipe if working == WIDE else merged_pools(recipe)
+    graph = OnnxGraph(recipe, working, opset)
+    values: dict[str, Any] = {INPUT: graph.input}
     for operation in recipe.operations:
-        runtime.check(operation, _WHERE, _REMEDY)
-        runtime.step(operation, graph, values)
+        RUN.check(operation, _WHERE, _REMEDY)
+        RUN.step(operation, graph, values)
     result = graph.finish(values[recipe.output])
     if len(graph.nodes) > _NODES:
         remedy = 'Fold with strategy="layers".'

@@ -6,27 +6,45 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from ..integer_operations import KINDS as INTEGER
 from ..integer_operations import integer_values
+from ..layer_operations import Cast
 from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import Divide, Normalize, Rebase
+from ..point_operations import (
+    Advance,
+    BandedForm,
+    Divide,
+    Normalize,
+    QuadraticForm,
+    Rebase,
+    Rescale,
+)
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
 WIDE = np.dtype(np.float64)
+_MODERATE = 1e12  # scalars of samples with larger factors could overflow
+_RMS_OPSET = 23  # the first with RMSNormalization
 _CONDITIONS = "Equal", "Greater", "IsNaN", "Less", "Or"  # operators that give bool
 
 
-def _operator(kind: str) -> Callable[[Value, Operand], Value]:
-    return lambda x, other: x.graph.add(kind, x, other)
+def _operator(kind: str, *, reflected: bool = False) -> Callable[[Value, Operand], Value]:
+    def run(x: Value, other: Operand) -> Value:
+        if not isinstance(other, (Value, np.ndarray, float)):
+            return NotImplemented
+        return x.graph.add(kind, *((other, x) if reflected else (x, other)))
+
+    return run
 
 
-def _reflected(kind: str) -> Callable[[Value, Operand], Value]:
-    return lambda x, other: x.graph.add(kind, other, x)
+_reflected = partial(_operator, reflected=True)
 
 
 @dataclass(frozen=True)
@@ -114,8 +132,8 @@ class Value:
         return self.reduce(kind, range(1, len(self.shape) + 1))
 
     def scalar(self) -> Value:
-        """Return one number a sample as a scalar of samples, in float64."""
-        return self.cast(WIDE).reshape(self.graph.scalar_shape)
+        """Return one number a sample as a scalar of samples."""
+        return self.cast(self.graph.scalar_dtype).reshape(self.graph.scalar_shape)
 
     def column(self, x: Value) -> Value:
         """Return one number a sample in a shape that broadcasts against x."""
@@ -139,12 +157,9 @@ class OnnxGraph:
         recipe: its constants are arrays of numpy.
         dtype: of the fold.
         opset: version of the operators.
-        divided: whether every point is divided by a τ that is NaN for samples with NaN.
     """
 
-    def __init__(
-        self, recipe: Recipe, dtype: np.dtype[Any], opset: int, *, divided: bool = True
-    ) -> None:
+    def __init__(self, recipe: Recipe, dtype: np.dtype[Any], opset: int) -> None:
         self.recipe, self.dtype, self.opset = recipe, dtype, opset
         self._shapes = recipe.shapes()
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
@@ -152,7 +167,11 @@ class OnnxGraph:
         self.initializers: list[Any] = []
         self.sources: dict[str, Value] = {}  # reshaped value → the value before
         self._known: dict[Any, Any] = {}
-        self._undivided = between(recipe) if divided else frozenset[str]()
+        self._reads_m = any(
+            "m" in op.parsed.heads() for op in recipe.operations if isinstance(op, Advance)
+        )
+        self.scalar_dtype = WIDE if self._may_overflow() else dtype
+        self._undivided = between(recipe, self.normalizes)
         # Integers are never NaN.
         self._undivided |= integer_values(recipe.operations)
 
@@ -160,6 +179,28 @@ class OnnxGraph:
     def input(self) -> Value:
         """The input of the graph."""
         return Value(self, INPUT, self.recipe.input_shape, self.dtype)
+
+    def normalizes(self, op: Normalize) -> bool:
+        """Tell whether one node divides samples by t: with an offset, and where no activation reads t."""
+        usual = 0 < op.offset**2 / prod(self._shapes[op.inputs[0]]) < 1e30
+        return self.opset >= _RMS_OPSET and self.dtype != WIDE and usual and not self._reads_m
+
+    def _may_overflow(self) -> bool:
+        """Tell whether scalars of samples could leave the range of float32, or lose digits in it."""
+        factors = [1.0]
+        if not self._shapes[self.recipe.output]:
+            return True
+        for op in self.recipe.operations:
+            if isinstance(op, (QuadraticForm, BandedForm, Rescale, Cast, *INTEGER)):
+                return True
+            if isinstance(op, Rebase) and self._reads_m:
+                return True
+            factors += [
+                n
+                for n in (getattr(op, "weight", 1.0), getattr(op, "scale", 1.0))
+                if isinstance(n, float)
+            ]
+        return not all(1 / _MODERATE < abs(factor) < _MODERATE for factor in factors)
 
     def result_shape(self, operation: Operation) -> Shape:
         """Return the shape of the first output of an operation of the recipe."""
@@ -220,7 +261,7 @@ class OnnxGraph:
         from onnx import numpy_helper
 
         usual = like.dtype if array.dtype.kind == "f" else np.int64
-        dtype = np.int8 if array.dtype == np.int8 else usual
+        dtype = array.dtype if array.dtype in (np.int8, bool) else usual
         array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         digest = hashlib.sha256(array.tobytes()).digest()
         key = array.dtype.str, array.shape, digest
@@ -235,11 +276,6 @@ class OnnxGraph:
         """Store integers as bytes, and append their conversion, which ONNX Runtime folds when it opens a file."""
         name = self._initializer(array.astype(np.int8), self.input)
         return Value(self, name, array.shape, np.dtype(np.int8)).cast(dtype)
-
-    @staticmethod
-    def apply(kind: str, x: Value) -> Value:
-        """Append an operator of one value."""
-        return x.node(kind)
 
     def total(self, values: Sequence[Value]) -> Value:
         """Add values of one shape."""
@@ -275,13 +311,17 @@ class OnnxGraph:
         return Value(self, OUTPUT, result.shape, result.dtype)
 
 
-def between(recipe: Recipe) -> frozenset[str]:
-    """Return the values between an embedding and the divisions by τ that all of them meet."""
+def between(recipe: Recipe, divides: Callable[[Normalize], bool]) -> frozenset[str]:
+    """Return the values between an embedding and a division that gives NaN for all of a sample with NaN."""
     found: set[str] = set()
     undivided = {recipe.output}
+    biased = any(isinstance(op, Rebase) for op in recipe.operations)
     for operation in recipe.operations:
         inside = not found.isdisjoint(operation.inputs)
-        if isinstance(operation, Normalize) or (inside and not isinstance(operation, Divide)):
+        embeds = isinstance(operation, Normalize) and not (
+            divides(operation) or (biased and operation.offset)
+        )
+        if embeds or (inside and not isinstance(operation, Divide)):
             found.update(operation.outputs)
     for operation in reversed(recipe.operations):
         if not isinstance(operation, (Divide, Rebase)) and undivided & {*operation.outputs}:

@@ -1,12 +1,13 @@
 """Operations on points, in ONNX: one function each, of (operation, graph, *input values).
 
-Nothing here branches on values. Where a guard such as ``Max`` may lose a NaN in some runtime, τ is NaN as
-well, and with it the whole sample.
+Nothing here branches on values. t is kept from 0 by its offset or by a number far below every norm; samples of
+zeros stay 0 without biases, and with biases a flag makes them 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,46 +16,156 @@ import numpy as np
 
 from ...formula import FUNCTIONS
 from .. import point_operations as point
-from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
-# Functions of formulas; m = 1 is a number.
-FORMULA: dict[str, Callable[..., Any]] = {
-    name: partial(OnnxGraph.apply, name.capitalize()) for name in FUNCTIONS
-} | {"*": lambda a, b: b if a == 1.0 else a * b}
 LONG = 2**12  # numbers that are cast to float64 before they are added
-ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one
+WHOLE = 2**11  # numbers that one convolution adds up: ONNX Runtime adds products in blocks
+ROW = 2**8  # numbers that it adds one by one
+_ROWS = 2**10  # channels that one convolution adds up
+_LEAST = 1e-30  # keeps t from 0, far below the least norm
+_SHORTEST = 2**3  # numbers of a row that are worth a reduction
 
-_SHORTEST = 2**3  # numbers of such a row that are worth a reduction
+
+@dataclass(frozen=True)
+class Sum:
+    """``Σ weight·parts + number``, added up by one node as soon as something else needs the value.
+
+    Parts are features (batch, channels, …) whose entries are all added, or scalars of samples.
+    """
+
+    graph: OnnxGraph
+    terms: tuple[tuple[Value, float], ...]
+    number: float = 0.0
+
+    def __add__(self, other: Sum | Value | float) -> Sum:
+        if isinstance(other, float):
+            return replace(self, number=self.number + other)
+        if isinstance(other, Value):
+            return replace(self, terms=((other, 1.0), *self.terms))
+        return replace(self, terms=self.terms + other.terms, number=self.number + other.number)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Value | float) -> Sum | Value:
+        if not isinstance(other, float):
+            return self.value() * other
+        terms = tuple((parts, weight * other) for parts, weight in self.terms)
+        return Sum(self.graph, terms, self.number * other)
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -1.0 * other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -1.0 * self + other
+
+    def __truediv__(self, other: Sum | Value | float) -> Any:
+        return self * (1 / other) if isinstance(other, float) else self.value() / _value(other)
+
+    def __rtruediv__(self, other: Value | float) -> Value:
+        return other / self.value()
+
+    def value(self) -> Value:
+        """Append the sum."""
+        graph, parts = self.graph, [x for x, _ in self.terms]
+        rank = max(len(x.shape) for x in parts)
+        convolves = (
+            rank > 1 and graph.scalar_dtype != WIDE and sum(x.shape[0] for x in parts) <= _ROWS
+        )
+        if not convolves or {len(x.shape) for x in parts} != {rank}:
+            values = [_total(x).weighted(weight) for x, weight in self.terms]
+            return graph.total(values) + self.number if self.number else graph.total(values)
+        if len(parts) > 1 or prod(parts[0].shape) > WHOLE:
+            return _weighted_sum(graph, [_averaged(*term) for term in self.terms], self.number)
+        return _weighted_sum(graph, list(self.terms), self.number)
+
+
+def _averaged(parts: Value, weight: float) -> tuple[Value, float]:
+    """Return the means of channels instead of their entries."""
+    count = prod(parts.shape[1:])
+    if count == 1:
+        return parts, weight
+    shape = (parts.shape[0], *[1] * len(parts.shape[1:]))
+    return parts.node("GlobalAveragePool", shape=shape), weight * count
+
+
+def _weighted_sum(graph: OnnxGraph, terms: list[tuple[Value, float]], number: float) -> Value:
+    """Add all entries by one convolution, whose bias is the number."""
+    features = graph.concatenate([x for x, _ in terms])
+    weights = [np.full((1, *x.shape), weight) for x, weight in terms]
+    bias = [np.array([number])] if number else []
+    shape = (1,) * len(features.shape)
+    return features.node("Conv", np.concatenate(weights, 1), *bias, shape=shape).scalar()
+
+
+def _total(parts: Value) -> Value:
+    return parts.scalar() if prod(parts.shape) == 1 else reduced("ReduceSum", parts)
+
+
+def _value(x: Sum | Value | float) -> Any:
+    return x.value() if isinstance(x, Sum) else x
+
+
+# Functions of formulas.
+FORMULA: dict[str, Callable[..., Any]] = {
+    name: partial(lambda kind, x: _value(x).node(kind), name.capitalize()) for name in FUNCTIONS
+}
+
+
+@dataclass(frozen=True)
+class Tau:
+    """A coordinate that is not 0, and a flag that is 0 for samples of zeros, if biases can tell."""
+
+    value: Sum | Value | float
+    alive: Value | None = None
+
+    def divide(self, z: Value, scale: float) -> Value:
+        """Append ``scale·z/τ``."""
+        if isinstance(self.value, float):
+            found = z.weighted(scale / self.value)
+        else:
+            tau: Value = _value(self.value * (1 / scale) if scale != 1 else self.value)
+            found = z / tau.cast(z.dtype).column(z)
+        return found if self.alive is None else found.scale(self.alive)
 
 
 @RUN.runs(point.Normalize)
-def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, float, Value]:
-    if op.offset == 0:
-        tau = reduced("ReduceL2", x)
-    else:
-        tau = (reduced("ReduceSumSquare", x) + op.offset**2).node("Sqrt")
-    return x, 1.0, tau
+def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, float, Tau]:
+    if graph.normalizes(op):
+        scale = np.full(x.shape, prod(x.shape) ** -0.5)
+        epsilon = op.offset**2 / prod(x.shape)
+        return x.node("RMSNormalization", scale, axis=1, epsilon=epsilon), 1.0, Tau(1.0)
+    if op.offset:
+        return x, 1.0, Tau((reduced("ReduceSumSquare", x) + op.offset**2).node("Sqrt"))
+    length = reduced("ReduceL2", x)
+    biased = any(isinstance(other, point.Rebase) for other in graph.recipe.operations)
+    return x, 1.0, Tau(length + _LEAST, length.node("Sign") if biased else None)
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
-    return reduced("ReduceSumSquare", z).weighted(op.weight)
+def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Sum | Value:
+    (n,) = op.outputs
+    readers = [other for other in graph.recipe.operations if n in other.inputs]
+    if n == graph.recipe.output or not all(isinstance(x, point.Advance) for x in readers):
+        return reduced("ReduceSumSquare", z).weighted(op.weight)
+    if graph.scalar_dtype == WIDE or len(z.shape) < 2 or prod(z.shape[1:]) > LONG:
+        return Sum(graph, ((reduced("ReduceSumSquare", z), op.weight),))
+    return Sum(graph, ((z * z, op.weight),))
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, graph: OnnxGraph, z: Value, m: Value | float, tau: Value
-) -> tuple[Value, Value, Value, Value]:
-    # The divisor is 1 or the peak: it rounds each number once, and a power of two needs a logarithm.
-    peak = abs(z).reduce_sample("ReduceMax")
-    high = float(np.finfo(z.dtype).max) ** 0.3
-    fits = peak.node("Equal", peak.node("Clip", 1 / high, high))
-    divisor = fits.node("Or", peak.node("Equal", 0.0)).node("Where", 1.0, peak)
-    z, factor = z / divisor, divisor.scalar()
-    return z, factor * m, tau / factor, reduced("ReduceSumSquare", z).weighted(op.weight)
+    op: point.Rescale, graph: OnnxGraph, z: Value, m: Any, tau: Tau
+) -> tuple[Value, Any, Tau, Value]:
+    # A division by the norm rounds each number once, and a power of two needs a logarithm.
+    squares = z.cast(WIDE).reduce_sample("ReduceSumSquare").scalar()
+    divisor = squares.node("Equal", 0.0).node("Where", 1.0, squares.node("Sqrt"))
+    z = z / divisor.cast(z.dtype).column(z)
+    n = (squares / divisor / divisor).weighted(op.weight)
+    return z, divisor * m, replace(tau, value=tau.value / divisor), n
 
 
 @RUN.runs(point.QuadraticForm)
@@ -74,7 +185,8 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     others = images
     if not op.factor:
         others = columns.node("Gather", first + np.arange(size), shape=(full, size), axis=0)
-    value = _total(images * others, [0, 1])
+    products = (images * others).cast(WIDE)
+    value = products.node("ReduceSum", np.array([0, 1]), shape=(), keepdims=0).scalar()
     if op.width:
         end = x.slice(1, count - op.width * op.size, count)
         image = end @ graph.constant(op.last)
@@ -82,39 +194,32 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     return value.weighted(op.weight)
 
 
-def _total(products: Value, axes: list[int]) -> Value:
-    """Add products in float64 along axes that are all but that of the batch."""
-    wide = products.cast(WIDE)
-    return wide.node("ReduceSum", np.array(axes), shape=(), keepdims=0).scalar()
-
-
 @RUN.runs(point.Advance)
-def _advance(
-    op: point.Advance, graph: OnnxGraph, tau: Value, m: Value | float, *energies: Value
-) -> Value:
-    zero, formula = tau.node("Equal", 0.0), op.parsed
-    safe = zero.node("Where", 1.0, tau) if op.divides else tau
-    found: Value = formula.evaluate({"tau": safe, "m": m, "n": graph.total(energies)}, FORMULA)
-    return zero.node("Where", 0.0, found) if op.divides else found
+def _advance(op: point.Advance, graph: OnnxGraph, tau: Tau, m: Any, *energies: Sum | Value) -> Tau:
+    total: Any = energies[0]
+    for energy in energies[1:]:
+        total = total + energy
+    values = {"tau": tau.value, "m": m, "n": total}
+    return replace(tau, value=op.parsed.evaluate(values, FORMULA))
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: object) -> Value:
-    return v.scale(_inverse(tau, op.scale))
+def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Tau, m: object) -> Value:
+    return tau.divide(v, op.scale)
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, graph: OnnxGraph, z: Value, m: Value | float, tau: Value
-) -> tuple[Value, Value, Value]:
-    t = (tau if isinstance(m, float) else m * tau).weighted(op.coordinate)
-    return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST_COORDINATE), tau.node("Sign")
+    op: point.Rebase, graph: OnnxGraph, z: Value, m: Any, tau: Tau
+) -> tuple[Value, Any, Tau]:
+    coordinate = tau.value * (m * op.coordinate)
+    return tau.divide(z, op.scale), coordinate, replace(tau, value=1.0)
 
 
 def reduced(kind: str, z: Value) -> Value:
-    """Reduce samples to scalars in float64; long maps add short rows in their own dtype first."""
+    """Reduce samples to scalars: rows in float32 first, then the rest in the dtype of scalars."""
     count, row, rank = prod(z.shape), z.shape[-1], len(z.graph.scalar_shape)
-    if z.dtype != WIDE and count > LONG:
+    if z.dtype != WIDE and count > ROW:
         if not _SHORTEST <= row <= ROW:
             row = max(n for n in range(1, ROW + 1) if count % n == 0)
             z = z.reshape((*[1] * (rank - 1), count // row, row))
@@ -122,9 +227,5 @@ def reduced(kind: str, z: Value) -> Value:
             # Without the last axis, a map of one axis more has the rank of scalars already.
             z = z.reduce(kind, [len(z.shape)], keepdims=len(z.shape) == rank)
             kind = "ReduceSum" if kind == "ReduceSumSquare" else kind
-    return z.cast(WIDE).reduce_sample(kind).scalar()
-
-
-def _inverse(tau: Value, scale: float = 1.0) -> Value:
-    """Return ``scale/τ``, and 0 where τ is."""
-    return tau.node("Equal", 0.0).node("Where", 0.0, scale / tau)
+    wide = z.graph.scalar_dtype == WIDE or prod(z.shape) > LONG
+    return z.cast(WIDE if wide else z.dtype).reduce_sample(kind).scalar()
