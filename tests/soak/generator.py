@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.container import ConformalLayers
 from conformallayers.errors import ConformalError
-from conformallayers.folding.fold import trace
+from conformallayers.graph.trace import trace
 from conformallayers.nn import extra_layers, layers
 from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
 from conformallayers.nn.branches import How, Parallel, Residual
