@@ -172,9 +172,7 @@ class Quantizer:
         """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
         if held.inexact is not None:
             got = f"{held.inexact} in front of other layers"
-            remedy = (
-                "Use a ReLU, a LeakyReLU or a PReLU there; at the end of a network it may stay."
-            )
+            remedy = "Use Conv, ReLU, LeakyReLU or nearest upsampling; it may stay at the end."
             raise _refusal(got, remedy)
         if held.addend is None:
             return {}
