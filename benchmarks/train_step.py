@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from conformallayers import networks
-from conformallayers.utils.timing import interleave
+from conformallayers.lab.measure import interleave
 
 ALPHAS = ("young", "spectral")
 BUDGET = 40.0  # seconds of one network and batch size; slow ones are called less often

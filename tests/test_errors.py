@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from conformallayers.errors import ignored_warnings
 from support import assert_says
 
 
@@ -283,3 +285,12 @@ def test_an_error_without_a_message_is_named() -> None:
         cl.fold(nn.Sequential(Unfinished(), cl.ConformalLayers(cl.ReSPro())), (2,))
     with refused:
         cl.convert(Unfinished(), (2,))
+
+
+def test_ignored_warnings_restore_the_filters_and_raise_some() -> None:
+    before = list(warnings.filters)
+    with ignored_warnings(ResourceWarning):
+        warnings.warn("nothing", UserWarning, stacklevel=1)
+        with pytest.raises(ResourceWarning):
+            warnings.warn("raised", ResourceWarning, stacklevel=1)
+    assert warnings.filters == before

@@ -361,3 +361,35 @@ def test_direction_of_the_output_is_linear_in_the_input(projective, dtype):
     # One scalar a sample, even in x, and not the same for all samples.
     assert factors[3] == pytest.approx(factors[0], rel=5 * RTOL[dtype])
     assert factors[1] != pytest.approx(factors[0], rel=1e-3)
+
+
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, times):
+        return x * times
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.times = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.times, None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_custom_functions_apply_in_eager_mode_transforms_and_compiled_graphs():
+    def double(x):
+        return CF.apply(Doubled, x, 2.0)
+
+    x = torch.arange(3.0, requires_grad=True)
+    assert torch.autograd.grad(double(x).sum(), x)[0].tolist() == [2.0] * 3
+    assert torch.func.jacrev(double)(x.detach()).diag().tolist() == [2.0] * 3
+    assert torch.func.vmap(double)(x).tolist() == [0.0, 2.0, 4.0]
+    kept = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(torch.ones(2))
+    assert (double(kept[0]) + 0).tolist() == [2.0, 2.0]  # of a transform that has ended
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2, requires_grad=True)).tolist() == [2.0, 2.0]

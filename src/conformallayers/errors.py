@@ -1,12 +1,17 @@
 """The error family: every refusal says what was expected, what came, where, and what to do.
 
-This file imports nothing, so that the numpy runtime can use it without torch.
+This file imports only Python's own modules, so that the numpy runtime can use it without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
+
+_FILTERS = threading.RLock()  # warning filters are global to the process
 
 
 class ConformalError(ValueError):
@@ -103,3 +108,13 @@ def checked_shape(shape: object, where: str) -> tuple[int, ...]:
     if not sizes or not all(is_whole(n) and n > 0 for n in sizes):
         raise refusal(where, expected, repr(shape), remedy)
     return sizes
+
+
+@contextmanager
+def ignored_warnings(*errors: type[Warning]) -> Iterator[None]:
+    """Ignore warnings, one thread at a time; raise those of the given types."""
+    with _FILTERS, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in errors:
+            warnings.simplefilter("error", kind)
+        yield

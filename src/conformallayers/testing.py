@@ -16,8 +16,8 @@ from .errors import checked_shape, refusal
 from .folding.check import TOLERANCES
 from .folding.fold import fold
 from .folding.folded import Folded
+from .functional import relative_error
 from .nn.registry import find_spec
-from .utils.comparison import relative_error
 
 __all__ = [
     "TOLERANCES",

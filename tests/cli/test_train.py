@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.utils import memory
+from conformallayers.lab import measure as memory
 from picture_folders import NETWORK, make_folder, make_network
 from support import run_command
 

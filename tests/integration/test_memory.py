@@ -14,7 +14,7 @@ SCRIPT = """
 import sys, torch
 import conformallayers as cl
 from conformallayers import networks
-from conformallayers.utils.memory import peak, settle
+from conformallayers.lab.measure import peak, settle
 
 name, strategy, batch, side = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.manual_seed(0)

@@ -71,7 +71,7 @@ def lenet(*, options: Flat[AccuracyOptions] = None) -> None:
 
 def _train_cells(number: int, options: AccuracyOptions | None) -> None:
     from ..lab.experiments.accuracy import run_accuracy
-    from ..utils.memory import keep_freed_memory
+    from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
     run_accuracy(number, **given(options))
@@ -97,7 +97,7 @@ def batch_size(*, options: Flat[BatchOptions] = None) -> None:
 def cost(*, options: Flat[CostOptions] = None) -> None:
     """Train networks with stages, their ReLU twins and others, and compare accuracy with cost."""
     from ..lab.experiments.cost import run_cost
-    from ..utils.memory import keep_freed_memory
+    from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
     run_cost(**given(options))
@@ -121,7 +121,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> 
             sub-folder per class.
     """
     from ..lab.experiments.sweep import run_sweep
-    from ..utils.memory import keep_freed_memory
+    from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
     best = run_sweep(network, dataset, **given(options))["best"]

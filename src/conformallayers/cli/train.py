@@ -41,8 +41,8 @@ def train(
         resume: Continue the run in that folder.
         figures: Draw curves, confusion matrix and worst mistakes of the test images into the folder.
     """
+    from ..lab.measure import keep_freed_memory
     from ..lab.training.train import train as run_training
-    from ..utils.memory import keep_freed_memory
 
     keep_freed_memory()
     places = {"out": out, "resume": resume, "figures": figures, "warn": True, **given(data)}

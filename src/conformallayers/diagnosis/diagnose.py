@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..container import ConformalLayers
-from ..errors import ConformalError, refusal
+from ..errors import ConformalError, ignored_warnings, refusal
 from ..folding.folded import Folded
 from ..utils.html import Block, Printed
-from ..utils.quiet import ignored_warnings
 from .checks import HealthWarning, warnings_of
 from .measure import Measurement, PartHealth, measure
 

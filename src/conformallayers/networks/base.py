@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import is_real, refusal
-from ..hub.mixin import Published
+from ..hub import Published
 
 IMAGE_SHAPE = (3, 32, 32)
 
@@ -37,6 +37,7 @@ class Network(nn.Module, Published):
             for name, value in list(bound.arguments.items())[1:]
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
         }
+        network._hub_mixin_config = network.arguments
         return network
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:

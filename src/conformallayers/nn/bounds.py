@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import Scalar, wide_dtype
-from ..utils.autograd import apply
+from ..functional import Scalar, apply, wide_dtype
 from ..utils.axes import per_axis, windows
 
 Shape = tuple[int, ...]  # one sample, without the batch axis

@@ -18,12 +18,12 @@ from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal
 from ..functional import Scalar
-from ..pooling import avg_pool, norm_pool, pool_groups
 from ..utils.axes import per_axis
 from . import layers
 from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
+from .pooling import avg_pool, norm_pool, pool_groups
 from .specs import Bound, Check, LayerSpec, scale_output
 from .supported import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
 

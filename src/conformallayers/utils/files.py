@@ -57,43 +57,36 @@ def replace_files(
 def staged_files(*paths: Path) -> Iterator[list[str]]:
     """Yield a temporary file for each path, and rename them when the block ends without an error.
 
-    All are flushed to disk before the first is renamed. If renaming one fails, the files before it
-    are restored. A new file gets the permissions of the file it replaces. Devices are not replaced.
+    All are flushed to disk before the first is renamed. A new file gets the permissions of the file it
+    replaces. Devices are not replaced.
     """
     targets = [os.path.realpath(path) for path in paths]
     modes = [_mode(path) for path in paths]
     staged: list[str] = []
-    renamed: list[tuple[str, str | None]] = []
     try:
         for target, mode in zip(targets, modes, strict=True):
-            staged.append(_beside(target, _UNFINISHED))
+            folder, name = os.path.split(target)
+            hidden = f".{name[:50]}.{secrets.token_hex(8)}{_UNFINISHED}"
+            staged.append(os.path.join(folder, hidden))
             # Never more open to others than the file it replaces, and writable until it does.
             access = 0o666 if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
             os.close(os.open(staged[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, access))
         yield list(staged)
         for temporary, mode in zip(staged, modes, strict=True):
-            _flush(temporary, os.O_RDWR)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
             if mode is not None:
                 os.chmod(temporary, mode)
-        for number, target in enumerate(targets):
-            renamed.append((target, _kept(target) if number + 1 < len(targets) else None))
-            os.replace(staged[number], target)
-            staged[number] = ""
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename in staged:
+        for temporary, target in zip(staged, targets, strict=True):
+            os.replace(temporary, target)
+    except OSError as error:
+        if error.filename in staged:
             error.filename = targets[staged.index(error.filename)]  # the caller's name
-        for target, old in renamed[: len(renamed) - 1]:
-            with contextlib.suppress(OSError):
-                os.unlink(target) if old is None else os.replace(old, target)
         raise
     finally:
-        for name in (*staged, *(old for _, old in renamed)):
-            if name:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-    for folder in {os.path.dirname(target) for target in targets}:
-        with contextlib.suppress(OSError):  # not every system can flush a folder
-            _flush(folder, os.O_RDONLY)
+        for temporary in staged:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def is_unfinished(name: str) -> bool:
@@ -126,27 +119,3 @@ def _mode(path: Path) -> int | None:
         expected, remedy = "a file or a free name", "Give the path of a file."
         raise refusal(f"save({os.fspath(path)})", expected, kind_of_file(before), remedy)
     return stat.S_IMODE(before)
-
-
-def _beside(target: str, ending: str) -> str:
-    """Return a random hidden name in the folder of a file."""
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}{ending}")
-
-
-def _kept(target: str) -> str | None:
-    """Keep a file under a second name; None if there is no file, or the system has no links."""
-    second = _beside(target, ".old")
-    try:
-        os.link(target, second)
-    except OSError:
-        return None
-    return second
-
-
-def _flush(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

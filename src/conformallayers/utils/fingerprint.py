@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +25,7 @@ def fingerprint(model: nn.Module) -> str | None:
     for name in sorted(state):
         tensor = state[name].detach()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor_bytes(tensor))
+        flat = tensor.cpu().contiguous().reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride
+        digest.update(flat.view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
-
-
-def tensor_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor in row-major order, on any device."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride
-    return flat.view(torch.uint8).numpy().data

@@ -17,13 +17,13 @@ pytest.importorskip("sklearn")
 from rich.console import Console
 
 import conformallayers as cl
+from conformallayers.lab import measure as memory
 from conformallayers.lab.data import catalogue
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.experiments.accuracy import cells, run_accuracy, select_cells
 from conformallayers.lab.training import evaluate, run_folder
 from conformallayers.lab.training.config import make_config, resolved
-from conformallayers.utils import memory
 from support import run_command
 
 QUIET = Console(quiet=True)

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.errors import ignored_warnings
 from conformallayers.lab.experiments.engines import (
     deployed_relu,
     multiply_adds,
     relu_engines,
     weights,
 )
-from conformallayers.utils.quiet import ignored_warnings
 from oracle import randomise, relative_error
 
 

@@ -17,11 +17,11 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import conformallayers as cl
+from conformallayers.lab import measure as memory
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
 from conformallayers.lab.experiments.sweep import fitting_space, parse_space, run_sweep
 from conformallayers.lab.training.config import make_config
-from conformallayers.utils import memory
 from support import run_command
 
 PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import conformallayers as cl
 from conformallayers.cli import app as cli
+from conformallayers.lab import measure as memory
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate, run_folder
@@ -26,7 +27,6 @@ from conformallayers.lab.training.config import (
 )
 from conformallayers.lab.training.saved_models import CHECKPOINT
 from conformallayers.lab.training.train import Stopped, train
-from conformallayers.utils import memory
 from support import stops_after
 from training import QUIET
 

@@ -9,8 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import first_line, missing_extra, shape_text
-from ...utils.quiet import ignored_warnings
+from ...errors import first_line, ignored_warnings, missing_extra, shape_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

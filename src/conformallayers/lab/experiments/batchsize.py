@@ -19,10 +19,9 @@ from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
-from ...utils.memory import parse_size, peak, settle
 from ...utils.text import size
-from ...utils.timing import interleave
 from ..checks import require_positive
+from ..measure import interleave, parse_size, peak, settle
 from ..options import BatchOptions
 from ..report import figures
 from .engines import run_module

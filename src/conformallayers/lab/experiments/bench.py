@@ -13,16 +13,15 @@ import torch
 from torch import nn
 
 from ... import networks
-from ...errors import ConformalError, cause_line
+from ...errors import ConformalError, cause_line, ignored_warnings
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks.stages import PRESETS
 from ...session import Session
 from ...testing import fold_error
-from ...utils.quiet import ignored_warnings
-from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
 from ..checks import require_choice, require_positive, torch_settings
+from ..measure import interleave
 from ..options import BenchOptions
 from ..training.saved_models import load_model
 from .engines import deployed_relu, relu_engines, run_module

@@ -24,9 +24,9 @@ from ...nn.extra_layers import Centre
 from ...session import Session
 from ...testing import fold_error
 from ...utils.text import count
-from ...utils.timing import interleave
 from ..checks import require_choice, require_positive, torch_settings
 from ..data.catalogue import CLASSES, LABELS
+from ..measure import interleave
 from ..options import CostOptions
 from ..report import figures
 from ..training.config import TrainConfig, make_config, preset_options, resolved

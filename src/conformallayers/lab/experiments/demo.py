@@ -17,10 +17,10 @@ import conformallayers as cl
 
 from ...utils.files import write_json
 from ...utils.text import table
-from ...utils.timing import interleave
 from ..checks import make_folder, torch_settings
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
+from ..measure import interleave
 from ..report import figures
 from .records import Row
 

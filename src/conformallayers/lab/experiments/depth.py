@@ -14,8 +14,8 @@ from torch import nn
 from ... import networks
 from ...folding.fold import fold
 from ...testing import fold_error
-from ...utils.timing import interleave
 from ..checks import require_positive, torch_settings
+from ..measure import interleave
 from ..options import DepthOptions
 from ..report import figures
 from .engines import run_module

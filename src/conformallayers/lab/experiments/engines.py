@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...container import ConformalLayers, layer_by_layer
-from ...errors import cause_line
+from ...errors import cause_line, ignored_warnings
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...recipe.onnx.export import inference_session
-from ...utils.quiet import ignored_warnings
 
 Engine = Callable[[], object]
 

@@ -16,10 +16,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...errors import missing_extra, refusal
+from ...errors import ignored_warnings, missing_extra, refusal
 from ...nn.extra_layers import Centre
 from ...testing import relative_error
-from ...utils.quiet import ignored_warnings
 from ..checks import require_choice, require_positive, torch_settings
 from ..data.batches import as_input, derive_seed
 from ..data.datasets import Dataset, load

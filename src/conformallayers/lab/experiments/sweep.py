@@ -21,9 +21,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ...errors import ConformalError, first_line, refusal
+from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...utils.files import write_json
-from ...utils.quiet import ignored_warnings
 from ..checks import command_line, make_folder, require_choice, require_positive, require_same
 from ..data.datasets import Dataset, find_source
 from ..options import SweepOptions

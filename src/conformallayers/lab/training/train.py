@@ -20,10 +20,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
-from ...errors import first_line, refusal
+from ...errors import first_line, ignored_warnings, refusal
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
-from ...utils.quiet import ignored_warnings
 from ...utils.text import csv_text
 from ..checks import torch_settings
 from ..data.batches import Batches, as_input, derive_seed, mean_image

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import refusal, shape_text
-from ...utils.comparison import relative_error
+from ...functional import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
 from .. import integer_operations as integer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...functional import autocasts, block_size, transformed, wide_dtype
-from ...pooling import norm_pool
+from ...nn.pooling import norm_pool
 from .. import layer_operations as layer
 from ..operation import Runtime
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .functional import (
+from ..functional import (
+    apply,
     at_least_float32,
     autocasts,
     guarded_inverse,
@@ -25,12 +26,8 @@ from .functional import (
     is_plain_gradient,
     may_look,
 )
-from .utils.autograd import apply
 
 _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-# limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
-# derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
-_SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
 _SMALL = 10**4  # entries of a matrix; its product is cheaper than torch's kernels
 _SMALL_TILED = 10**3  # entries of a matrix; its product is cheaper than adding rows
 Sizes = tuple[int, ...]  # one number per axis
@@ -49,20 +46,12 @@ def avg_pool(x: Tensor, kernel: Sizes, stride: Sizes) -> Tensor | None:
 def pool_groups(x: Tensor, kernel: Sizes, stride: Sizes, groups: Groups) -> Tensor | None:
     """Return averages of windows of some channels of x (B, C, H, W) and norms of others.
 
-    None where torch's pooling must be used, or squares leave the range of the dtype.
+    None where torch's pooling must be used.
     """
     windows = _fast_windows(x, kernel, stride)
     if windows is None:
         return None
-    fixed, positive = x.detach(), True
-    sums = windows.add(fixed, groups)
-    for channels, norms in groups:
-        if norms:
-            fits = _squares_fit(_part(sums, channels), _part(fixed, channels))
-            if fits is None:
-                return None
-            positive = positive and fits
-    pooled: Tensor = apply(_Pool, x, sums, windows, groups, positive)
+    pooled: Tensor = apply(_Pool, x, windows.add(x.detach(), groups), windows, groups)
     return pooled
 
 
@@ -70,59 +59,22 @@ def _part(x: Tensor, channels: slice) -> Tensor:
     return x if channels == _ALL else x[:, channels]
 
 
-def _squares_fit(total: Tensor, x: Tensor) -> bool | None:
-    """Check that sums of squares have all digits; False if some are exactly 0, None if some lack digits."""
-    limit = _SQUARES[total.dtype][0]
-    if not total.numel():
-        return True
-    least, most = (float(end) for end in torch.aminmax(total.detach()))
-    if 2.0**-limit < least and most < 2.0**limit:
-        return True
-    exact = most < 2.0**limit and not _any_within(x.detach(), 2.0 ** (-limit // 2))
-    return False if exact else None
-
-
 def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) -> Tensor:
     """Return the Euclidean norm of every window of x (B, C, ...), as ``nn.LPPool*d`` with p = 2.
 
-    The gradient is 0 where a window is 0. Squares that leave the range of the dtype are no problem. With
-    ``ceil_mode`` a window that is cut off at the end is scaled to a whole one. kernel and stride have one
-    number per spatial axis.
+    The gradient is 0 where a window is 0. With ``ceil_mode`` a window that is cut off at the end is scaled
+    to a whole one. kernel and stride have one number per spatial axis.
 
     Examples:
         >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
         tensor([[[5., 0.]]])
     """
-    if not ceil_mode:
-        pooled = pool_groups(x, kernel, stride, _NORMS)
-        if pooled is not None:
-            return pooled
-    wide = x.to(at_least_float32(x.dtype))
-    limit, *exponents = _SQUARES[wide.dtype]
-    low, high = 2.0**-limit, 2.0**limit
-
-    def squares(scaled: Tensor) -> Tensor:
-        mean: Tensor = _AVG_POOL[len(kernel)](scaled.square(), kernel, stride, 0, ceil_mode)
-        return mean * math.prod(kernel)
-
-    total = squares(wide)
-    fits = _squares_fit(total, wide) if may_look(x) else None
-    if fits is not None:
-        return (total.sqrt() if fits else guarded_root(total)).to(x.dtype)
-    # Compute all windows in three scales, and take each from the scale in which its squares fit. Clamp: an
-    # infinity in another scale would make the gradient NaN.
-    small, large, end = total < low, total > high, 2.0 ** (limit // 2)
-    result = guarded_root(squares(wide.clamp(-end, end)), ~(small | large))
-    for exponent, taken in zip(exponents, (small, large), strict=True):
-        scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-end, end)
-        result = result + guarded_root(squares(scaled), taken) * 2.0**-exponent
-    return result.to(x.dtype)
-
-
-def _any_within(x: Tensor, bound: float) -> bool:
-    """Check for nonzero numbers of at most this magnitude."""
-    size = x.abs()
-    return bool(size.masked_fill_(size == 0, math.inf).min() <= bound)
+    pooled = None if ceil_mode else pool_groups(x, kernel, stride, _NORMS)
+    if pooled is not None:
+        return pooled
+    squares = x.to(at_least_float32(x.dtype)).square()
+    means: Tensor = _AVG_POOL[len(kernel)](squares, kernel, stride, 0, ceil_mode)
+    return guarded_root(means * math.prod(kernel)).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -262,20 +214,18 @@ class _Pool(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, sums: Tensor, windows: _Windows, groups: Groups, positive: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, sums: Tensor, windows: _Windows, groups: Groups) -> Tensor:
         for channels, norms in groups:
             part = _part(sums, channels)
             part.sqrt_() if norms else part.mul_(1 / math.prod(windows.kernel))
         ctx.mark_dirty(sums)
         if any(norms for _, norms in groups):
             ctx.save_for_backward(x, sums)
-        ctx.windows, ctx.groups, ctx.positive = windows, groups, positive
+        ctx.windows, ctx.groups = windows, groups
         return sums
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         windows, groups, share = ctx.windows, ctx.groups, 1 / math.prod(ctx.windows.kernel)
         x, y = ctx.saved_tensors or (g, g)  # averages need neither
         if is_plain_gradient(g):
@@ -285,9 +235,9 @@ class _Pool(torch.autograd.Function):
                 torch.div(part, _part(y, channels), out=to) if norms else torch.mul(
                     part, share, out=to
                 )
-                if norms and not ctx.positive:
+                if norms:
                     to.masked_fill_(_part(y, channels) == 0, 0.0)
-            return windows.spread_times(ratio, x, groups), None, None, None, None
+            return windows.spread_times(ratio, x, groups), None, None, None
         spread = [
             windows.spread(_part(g, channels) * guarded_inverse(_part(y, channels)))
             * _part(x, channels)
@@ -295,4 +245,4 @@ class _Pool(torch.autograd.Function):
             else windows.spread(_part(g, channels) * share)
             for channels, norms in groups
         ]
-        return spread[0] if len(spread) == 1 else torch.cat(spread, 1), None, None, None, None
+        return spread[0] if len(spread) == 1 else torch.cat(spread, 1), None, None, None
