@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from . import zoo as zoo
     from .container import ConformalLayers as ConformalLayers
     from .container import layer_by_layer as layer_by_layer
-    from .conversion import convert as convert  # type: ignore[no-redef]
+    from .conversion import convert as convert
     from .diagnosis.diagnose import Diagnosis as Diagnosis
     from .diagnosis.diagnose import diagnose as diagnose
     from .errors import ConformalError as ConformalError

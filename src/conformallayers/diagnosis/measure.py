@@ -1,22 +1,22 @@
-"""Run a frozen copy of a model, and measure points, coordinates and statistics layer by layer."""
+"""Run the graph of a model on a batch, and measure points, coordinates and statistics layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from ..container import ConformalLayers, layer_by_layer
-from ..errors import shape_text
-from ..functional import norm, norm_unit
-from ..graph.freeze import device_of, frozen_wide, lost_hooks
+from ..errors import refusal, shape_text
+from ..functional import norm, norm_unit, scale_samples
+from ..graph.capture import capture
+from ..graph.graph import INPUT, Graph, Node, Part
+from ..graph.trace import trace_part
 from ..nn.activations import RadialActivation
-from ..nn.branches import Composite
-from ..nn.layerwise import LayerFlow, Points, embed_batch
-from ..nn.registry import branches, flatten_modules, is_homogeneous
+from ..nn.branches import Join
 from ..nn.supported import BATCH_NORMS
 from ..utils.html import Block, Printed, Table
 
@@ -117,93 +117,110 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-@dataclass
 class Measurement:
-    """The measurements of one batch.
+    """Run a batch through the graph of a model in float64, and measure every ConformalLayers.
 
     Attributes:
         parts: every call of a ConformalLayers.
-        modules: the layers, activations and maps that ran inside, by path.
+        modules: the layers, activations and maps inside, by path.
         rectified: whether a homogeneous map stands in a ConformalLayers, or before one.
-        mapped: whether one has run outside of every ConformalLayers.
-        gradients: of a random sum of the outputs by the name of each parameter that trains; None where it has
-            no influence. Empty if the model does not return one tensor.
-        hooked: paths of modules with forward hooks; these did not run.
-        tensors: names of parameters and buffers with NaN or infinity.
+        tensors: names of parameters and buffers with NaN or infinity; with any, nothing is measured.
         finite: whether all numbers of the output are.
     """
 
-    parts: list[PartHealth] = field(default_factory=list)
-    modules: dict[str, nn.Module] = field(default_factory=dict)
-    rectified: bool = False
-    mapped: bool = False
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
-    hooked: list[str] = field(default_factory=list)
-    tensors: list[str] = field(default_factory=list)
-    finite: bool = True
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.parts, self.modules = list[PartHealth](), dict[str, nn.Module]()
+        self.rectified = self.finite = True
+        self.tensors = list(_non_finite(model))
+        if self.tensors:
+            return
+        graph = capture(model, tuple(x.shape[1:]), where="diagnose", keep_hooks=True)
+        if not graph.parts:
+            expected, remedy = "a model that runs its ConformalLayers", "Pass the ConformalLayers."
+            raise refusal("diagnose(model)", expected, "none", remedy)
+        last = graph.parts[-1].leave
+        self.rectified = any(node.kind == "homogeneous" for node in graph.nodes[:last])
+        for node in graph.nodes:
+            for module in node.module.double().modules():
+                if isinstance(module, BATCH_NORMS) and not _settled(module):
+                    module.train(len(x) > 1)
+        y = self._run(graph, x.detach().to(torch.float64, copy=True))
+        tensors = [leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)]
+        self.finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+    def _run(self, graph: Graph, x: Tensor) -> Any:
+        values: dict[int, Any] = {INPUT: x}
+        ends, number = {part.embed: part for part in graph.parts}, 0
+        while number < len(graph.nodes):
+            node = graph.nodes[number]
+            inputs = [values[source] for source in node.sources]
+            if number in ends:
+                part = ends[number]
+                values[part.leave] = self._run_part(graph, part, inputs[0])
+                number = part.leave
+            else:
+                values[number] = (
+                    node.module.merge(inputs)
+                    if isinstance(node.module, Join)
+                    else node.module(*inputs)
+                )
+            number += 1
+        return values[graph.output]
+
+    def _run_part(self, graph: Graph, part: Part, x: Tensor) -> Tensor:
+        """Run a ConformalLayers on points x/t and their coordinates t."""
+        trace, layers = trace_part(graph, part), list[LayerHealth]()
+        rms = trace.unit == "rms"
+        t = torch.hypot(_lengths(x, rms), x.new_tensor(trace.offset))
+        values = [(scale_samples(x, torch.where(t > 0, 1 / t, 0.0)), t)]
+        for node, step in zip(graph.nodes[part.embed + 1 : part.leave], trace.steps, strict=True):
+            entering = [values[source + 1] for source in step.sources]
+            points, t = entering[0]
+            if isinstance(node.module, Join):
+                values.append((node.module.merge([point for point, _ in entering]), t))
+                continue
+            measured = dict[str, Any]()
+            if isinstance(node.module, RadialActivation):
+                alpha, arriving = step.alpha or 1.0, _lengths(points, rms)
+                growth = node.module.step(torch.ones_like(t), t, (arriving / alpha) ** 2)
+                slope = node.module.slope / alpha
+                after, t = scale_samples(points, slope / growth), t * growth / slope
+                measured = {"alpha": alpha, "arriving": _median(arriving)}
+                measured["added"] = _median((1 - 1 / growth)[t > 0])
+            else:
+                if isinstance(node.module, BATCH_NORMS):
+                    measured["norm"] = _statistics(node.module, points.detach())
+                after = node.module(points)
+            values.append((after, t))
+            layers.append(_layer(node, after.detach(), rms, measured))
+            self.modules[node.path] = node.module
+        y, entering_length = values[-1][0], _median(_lengths(x, rms))
+        leaving = float(y.detach().square().mean().sqrt())
+        path = graph.nodes[part.embed].path
+        health = PartHealth(path, trace.offset, trace.unit, entering_length, leaving, tuple(layers))
+        self.parts.append(health)
+        return y
 
 
-def measure(model: nn.Module, x: Tensor) -> Measurement:
-    """Run a batch through a frozen copy of the model, in float64 and evaluation semantics.
-
-    A batch norm whose running statistics are not settled yet takes those of the batch, as in training.
-    """
-    frozen, found = _prepared(model, len(x)), Measurement()
-    found.hooked = [path for path, module in model.named_modules() if lost_hooks(module)]
-    found.tensors = list(_non_finite(model, frozen))
-    inside: set[nn.Module] = set()
-    for path, module in frozen.named_modules():
-        if isinstance(module, ConformalLayers):
-            vars(module)["_run_layers"] = _measured(path, module, found)  # of this copy alone
-            inside |= set(module.modules())
-    for module in set(frozen.modules()) - inside:
-        if is_homogeneous(module):  # counts only before a ConformalLayers, not in the head
-            module.register_forward_hook(lambda *_: setattr(found, "mapped", True))
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # Freezing turns parameters into buffers of the same name.
-    weights = {name: w.requires_grad_() for name, w in frozen.named_buffers() if name in names}
-    x = x.detach().to(device_of([frozen]), torch.float64, copy=True)
-    with torch.inference_mode(False), torch.enable_grad(), layer_by_layer():
-        y = frozen(x)
-    found.finite = all(bool(tensor.isfinite().all()) for tensor in _tensors(y))
-    if isinstance(y, Tensor) and y.requires_grad:
-        generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
-        slopes = torch.autograd.grad(y, list(weights.values()), direction, allow_unused=True)
-        found.gradients = dict(zip(weights, slopes, strict=True))
-    return found
+def _layer(node: Node, points: Tensor, rms: bool, measured: dict[str, Any]) -> LayerHealth:
+    if node.kind == "homogeneous":
+        peaks = points.abs().amax((0, *range(2, points.dim())))
+        measured |= {"dead": int((peaks == 0).sum()), "channels": len(peaks)}
+    finite, length = bool(points.isfinite().all()), _median(_lengths(points, rms))
+    shape, kind = tuple(points.shape[1:]), type(node.module).__name__
+    return LayerHealth(node.path, kind, shape, length, finite, **measured)
 
 
-def _prepared(model: nn.Module, samples: int) -> nn.Module:
-    """Return a frozen copy in float64, without hooks; norms that are not settled use their batch."""
-    with torch.inference_mode(False):
-        frozen = frozen_wide(model)
-    for module in frozen.modules():
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
-        if isinstance(module, BATCH_NORMS) and not _settled(module):
-            module.train(samples > 1)
-    return frozen
-
-
-def _non_finite(model: nn.Module, frozen: nn.Module) -> Iterator[str]:
+def _non_finite(model: nn.Module) -> Iterator[str]:
     """Yield the names of tensors with NaN or infinity; a buffer such as a mask may be infinite."""
-    buffers = {name for name, _ in model.named_buffers()}
-    for path, module in frozen.named_modules():
-        for kind, tensor in module.named_buffers(recurse=False):
-            name = f"{path}.{kind}" if path else kind
-            mask = name in buffers and not isinstance(module, BATCH_NORMS)
-            if bool((tensor.isnan() if mask else ~tensor.isfinite()).any()):
-                yield name
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an output: a tensor, or a mapping or sequence of outputs."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
+    norms = {path for path, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
+    for name, tensor in model.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            yield name
+    for name, buffer in model.named_buffers():
+        mask = name.rpartition(".")[0] not in norms
+        if bool((buffer.isnan() if mask else ~buffer.isfinite()).any()):
+            yield name
 
 
 def _settled(module: Any) -> bool:
@@ -215,64 +232,6 @@ def _settled(module: Any) -> bool:
         return batches > 0
     # After n batches the initial value has the weight (1 − momentum)ⁿ in the running average.
     return batches > 0 and float((1 - module.momentum) ** batches) <= _SETTLED
-
-
-def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[[Tensor], Tensor]:
-    """Return a function that takes the place of ``_run_layers`` and measures every layer."""
-
-    def run(x: Tensor) -> Tensor:
-        offset, unit = part.embedding
-        pairs = list(flatten_modules(part, path))
-        flow = _Measuring(unit == "rms")
-        y = flow.run_chain(pairs, embed_batch(x, offset, flow.rms)).dehomogenize()
-        found.modules.update(flow.modules)
-        found.rectified |= found.mapped or any(map(is_homogeneous, flow.modules.values()))
-        with torch.no_grad():
-            length, leaving = _length(x, flow.rms), float(y.square().mean().sqrt())
-        found.parts.append(PartHealth(path, offset, unit, length, leaving, tuple(flow.layers)))
-        return y
-
-    return run
-
-
-class _Measuring(LayerFlow):
-    """Run layers as training does, and record each of them."""
-
-    def __init__(self, rms: bool) -> None:
-        super().__init__(advance=False, rms=rms)
-        self.layers: list[LayerHealth] = []
-        self.modules: dict[str, nn.Module] = {}
-
-    def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
-        if isinstance(module, Composite) and branches(module):
-            return super().step(path, module, value, with_bias)  # records the modules inside
-        with torch.no_grad():
-            measured = dict(self._before(module, value))
-            t = value.m * value.tau
-        after = super().step(path, module, value, with_bias)
-        with torch.no_grad():
-            points = after.dehomogenize()
-            if isinstance(module, RadialActivation):
-                alive = t > 0
-                growth = (after.m * after.tau)[alive] / t[alive]  # t has changed by growth·α/slope
-                measured["added"] = _median(1 - 1 / growth)
-            if is_homogeneous(module):
-                peaks = points.abs().amax((0, *range(2, points.dim())))
-                measured |= {"dead": int((peaks == 0).sum()), "channels": len(peaks)}
-            finite, length = bool(points.isfinite().all()), _length(points, self.rms)
-        shape, kind = tuple(points.shape[1:]), type(module).__name__
-        self.layers.append(LayerHealth(path, kind, shape, length, finite, **measured))
-        self.modules[path] = module
-        return after
-
-    def _before(self, module: nn.Module, value: Points) -> Iterator[tuple[str, Any]]:
-        """Measure the points that enter a module; yield fields of LayerHealth."""
-        if isinstance(module, RadialActivation):
-            unit = norm_unit(value.z.shape[1:], self.rms)
-            yield "alpha", float(value.segment.alpha(module, False, unit))
-            yield "arriving", _length(value.dehomogenize(), self.rms)
-        elif isinstance(module, BATCH_NORMS):
-            yield "norm", _statistics(module, value.dehomogenize())
 
 
 def _statistics(module: Any, points: Tensor) -> NormHealth:
@@ -289,9 +248,9 @@ def _statistics(module: Any, points: Tensor) -> NormHealth:
     return NormHealth(_median(variance), below, _median(mean.abs() / sigma), lag, module.eps)
 
 
-def _length(points: Tensor, rms: bool) -> float:
-    """Return the median length of samples, in the unit."""
-    return _median(norm(points)) / norm_unit(points.shape[1:], rms)
+def _lengths(points: Tensor, rms: bool) -> Tensor:
+    """Return the lengths of samples, in the unit."""
+    return norm(points) / norm_unit(points.shape[1:], rms)
 
 
 def _median(values: Tensor) -> float:
