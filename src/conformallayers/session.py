@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ConformalError, check_count, refusal, refuse_bytes, shape_text
+from .errors import ConformalError, check_count, refusal
 from .folding.folded import Folded
 from .folding.save import load
 from .functional import full_precision
-from .recipe.numpy.network import Network
+from .recipe.numpy.network import Network, check_batch
 from .recipe.onnx.export import check_engine, open_session
 from .recipe.places import Array
 
@@ -40,8 +40,7 @@ def _torch(folded: Folded, threads: int | None) -> Engine:
 
 def _numpy(folded: Folded, threads: int | None) -> Engine:
     recipe = folded.recipe.with_constants(lambda _, array: array.numpy())
-    dtype = _DTYPES[folded.dtype]
-    return Network(recipe, dtype, strategy=folded.strategy, origin=None, labels=None, about=None)
+    return Network(recipe, _DTYPES[folded.dtype], strategy=folded.strategy)
 
 
 ENGINES: Mapping[str, Callable[[Folded, int | None], Engine]] = {
@@ -88,45 +87,26 @@ class Session:
         self.folded = copy.deepcopy(_fold(folded))  # no later change may reach some engines only
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
-        self._dtype, self._array_dtype = self.folded.dtype, _DTYPES[self.folded.dtype]
         self.engine, self._run = self._chosen() if engine == "auto" else self._built(engine)
 
     def __call__(self, x: T) -> T:
         """Run a batch; a tensor gives a tensor, an array an array."""
-        if isinstance(x, Tensor):
-            return torch.from_numpy(self._call(self._numbers(x)))
-        return self._call(x if type(x) is np.ndarray else np.asanyarray(x))
-
-    def _call(self, x: Array) -> Array:
-        fits = x.dtype == self._array_dtype and x.shape[1:] == self.input_shape
-        if fits and type(x) is np.ndarray and x.flags.carray and len(x):
-            return self._run(x)  # a single image may take less time than all checks below
-        if x.dtype.kind not in "fiub" or isinstance(x, np.ma.MaskedArray):
-            got = "a masked array" if x.dtype.kind in "fiub" else f"an array of {x.dtype}"
-            raise refusal("Session", "real numbers", got, "Convert them first.")
-        refuse_bytes("Session", x.dtype.name, self.folded.about)
-        if x.ndim == 0 or x.shape[1:] != self.input_shape:
-            unbatched = x.shape == self.input_shape
-            remedy = "Add the batch axis with x[None]." if unbatched else "Fold for this shape."
-            expected = f"a batch of samples of shape {shape_text(self.input_shape)}"
-            raise refusal("Session", expected, f"an array of shape {x.shape}", remedy)
-        # A copy where torch would refuse: of negative strides, other byte orders or read-only memory.
-        x = np.require(x, self._array_dtype, ["C", "W"])
-        return self._run(x) if len(x) else np.empty((0, *self.output_shape), x.dtype)
-
-    def _numbers(self, x: Tensor) -> Array:
-        if x.dtype == self._dtype:
-            with suppress(RuntimeError, TypeError):  # such tensors are refused or converted below
-                return x.numpy()
+        if not isinstance(x, Tensor):
+            return self._call(np.asarray(x))
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
             raise refusal("Session", "a tensor on the CPU", f"one on {x.device}", remedy)
-        if x.layout != torch.strided or x.is_quantized:
-            got = f"a tensor of {x.dtype}, {x.layout}"
-            raise refusal("Session", "a dense tensor", got, "Convert it with x.to_dense().")
-        x = x.detach().resolve_conj().resolve_neg()
-        array: Array = (x.to(self._dtype) if x.is_floating_point() else x).numpy()
-        return array
+        numbers = x.detach().resolve_neg()
+        numbers = numbers.to(self.folded.dtype) if x.is_floating_point() else numbers
+        return torch.from_numpy(self._call(numbers.numpy()))
+
+    def _call(self, x: Array) -> Array:
+        dtype = _DTYPES[self.folded.dtype]
+        if x.dtype != dtype or x.shape[1:] != self.input_shape or not len(x):
+            check_batch("Session", x, self.input_shape, self.folded.about)
+        # A copy where torch would refuse: of negative strides, other byte orders or read-only memory.
+        x = np.require(x, dtype, ["C", "W"])
+        return self._run(x) if len(x) else np.empty((0, *self.output_shape), dtype)
 
     def _chosen(self) -> tuple[str, Engine]:
         """Return ONNX Runtime if it is installed and runs this fold, else torch."""

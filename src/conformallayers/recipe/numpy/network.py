@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ...errors import refusal, refuse_bytes, shape_text
+from ..operation import Shape
 from ..places import Array
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RUN
 
 _REMEDY = "Use cl.load, which runs every operation."
+
+
+def check_batch(where: str, x: Array, shape: Shape, about: Mapping[str, Any] | None) -> None:
+    """Refuse an array that is no batch of real numbers of samples of a shape."""
+    if x.dtype.kind not in "fiub":
+        raise refusal(where, "an array of real numbers", str(x.dtype), "Convert it first.")
+    refuse_bytes(where, x.dtype.name, about)
+    if x.ndim == 0 or x.shape[1:] != shape:
+        unbatched = x.shape == shape
+        raise refusal(
+            where,
+            f"a batch of samples of shape {shape_text(shape)}",
+            f"{'an unbatched array' if unbatched else 'an array'} of shape {x.shape}",
+            "Add the batch axis with x[None]." if unbatched else "Fold for this shape.",
+        )
 
 
 class Network:
@@ -58,17 +75,7 @@ class Network:
     def __call__(self, x: Array) -> Array:
         """Run a batch of numbers of any real dtype; they are converted to ``dtype`` first."""
         x = np.asarray(x)
-        if x.dtype.kind not in "fiub":
-            raise refusal("Network", "an array of real numbers", str(x.dtype), "Convert it first.")
-        refuse_bytes("Network", x.dtype.name, self.about)
-        if x.ndim == 0 or x.shape[1:] != self.input_shape:
-            unbatched = x.shape == self.input_shape
-            raise refusal(
-                "Network",
-                f"a batch of samples of shape {shape_text(self.input_shape)}",
-                f"{'an unbatched array' if unbatched else 'an array'} of shape {x.shape}",
-                "Add the batch axis with x[None]." if unbatched else "Fold for this shape.",
-            )
+        check_batch("Network", x, self.input_shape, self.about)
         x, chunk = x.astype(self.dtype, copy=False), self.chunk_size
         with np.errstate(all="ignore"):  # NaN and infinity stay in their sample
             if len(x) <= 2 * chunk:  # a result that is a view is copied
