@@ -79,12 +79,10 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_count(where: str, value: object, remedy: str, most: int | None = None) -> None:
-    """Refuse a value that is not a whole number > 0, or above the most."""
+def check_count(where: str, value: object, remedy: str) -> None:
+    """Refuse a value that is not a whole number > 0."""
     if not is_whole(value) or value < 1:
         raise refusal(where, "a whole number > 0", repr(value), remedy)
-    if most is not None and value > most:
-        raise refusal(where, f"{most} at most", repr(value), remedy)
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:

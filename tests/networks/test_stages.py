@@ -117,48 +117,21 @@ def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
             assert multiply_adds(folded, dtype) == shallow
 
 
-def test_networks_store_their_arguments() -> None:
-    model: Any = cl.networks.StageNet("small", depth=3, dtype=torch.float64)
-    expected = {"preset": "small", "num_classes": 10, "in_shape": (3, 32, 32), "depth": 3}
-    shared = {
-        "rectifier": "norm",
-        "signed": 0.25,
-        "respro": True,
-        "offset": "learned",
-        "unit": "rms",
-    }
-    assert model.arguments == {**expected, **shared}
-
-
-@every_kind
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"preset": "huge"}, "preset: expected one of nano, micro, small, base, compact, large"),
-        ({"depth": 0}, "depth: expected a whole number > 0"),
-        ({"depth": 101}, "depth: expected 100 at most"),
-        ({"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),
-        ({"in_shape": (3, 32)}, r"in_shape: expected \(C, H, W\)"),
+        *(
+            (kind, {"preset": "huge"}, "preset: expected one of nano, micro, small")
+            for kind in KINDS
+        ),
+        *((kind, {"depth": 0}, "depth: expected a whole number > 0") for kind in KINDS),
+        ("StageNet", {"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),
+        ("StageNet", {"in_shape": (3, 32)}, r"in_shape: expected \(C, H, W\)"),
+        ("StageNet", {"rectifier": "gelu"}, "rectifier: expected one of norm, relu, abs, max"),
+        ("StageNet", {"signed": 1}, "signed: expected a number from 0 to below 1"),
+        ("StageReLUNet", {"pool": "norm"}, 'pool: expected "max" or "average"'),
     ],
 )
 def test_wrong_arguments_are_refused(kind: str, options: Any, message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):
         getattr(cl.networks, kind)(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rectifier": "gelu"}, "rectifier: expected one of norm, relu, abs, max"),
-        ({"signed": 1}, "signed: expected a number from 0 to below 1"),
-        ({"signed": "half"}, "signed: expected a number from 0 to below 1"),
-    ],
-)
-def test_wrong_options_of_stages_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(cl.ConformalError, match=message):
-        cl.networks.StageNet(**options)
-
-
-def test_a_wrong_pool_is_refused() -> None:
-    with pytest.raises(cl.ConformalError, match='pool: expected "max" or "average"'):
-        cl.networks.StageReLUNet(pool="norm")  # type: ignore[arg-type]

@@ -24,8 +24,6 @@ from ..nn.activations import ReSPro
 from ..nn.extra_layers import Scale
 from .base import Network, check_share, make_head
 
-_DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
-
 
 def _layers(
     channels: Sequence[int],
@@ -204,7 +202,7 @@ class DkNet(Network):
     def __init__(
         self, depth: int, hidden: int | None = None, *, num_classes: int = 10, **factory: Any
     ) -> None:
-        check_count("depth", depth, "It is the number of convolutions.", most=_DEEPEST)
+        check_count("depth", depth, "It is the number of convolutions.")
         layers = _layers((3, *[32] * depth), 3, nn.Conv2d, nn.ReLU, padding=1, **factory)
         head = make_head((32 * 32 * 32, hidden, num_classes), factory)
         super().__init__(nn.Sequential(*layers), head)
@@ -238,7 +236,7 @@ class DkNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        check_count("depth", depth, "It is the number of convolutions.", most=_DEEPEST)
+        check_count("depth", depth, "It is the number of convolutions.")
         respro = partial(ReSPro, alpha, projective=projective, **factory)
         options = {"padding": 1, "padding_mode": padding_mode, **factory}
         layers = _layers((3, *[32] * depth), 3, cl.Conv2d, respro, **options)

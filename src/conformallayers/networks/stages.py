@@ -23,7 +23,6 @@ from ..utils.text import suggest
 from .base import IMAGE_SHAPE, Network, check_share, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
-_DEEPEST = 100  # layers of a stage: a depth from a hostile file must not fill the memory
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def _features(preset: str, depth: int, in_shape: Sequence[int]) -> int:
         expected = f"one of {', '.join(PRESETS)}"
         remedy = f"Leave it out for micro.{suggest(str(preset), PRESETS)}"
         raise refusal("preset", expected, repr(preset), remedy)
-    check_count("depth", depth, "It is the number of convolutions of a stage.", most=_DEEPEST)
+    check_count("depth", depth, "It is the number of convolutions of a stage.")
     if len(in_shape) != 3:
         raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")
     for size in in_shape:
