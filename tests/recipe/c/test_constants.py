@@ -20,11 +20,11 @@ def test_constants_are_exact_and_matrices_as_short_as_can_be() -> None:
     full = np.random.default_rng(0).normal(size=(6, 40))
     assert not matrix("m", full, "float").runs
     band = np.triu(np.tril(full, 3), -3)
-    for storage in ("float", "int8_t", "double"):
+    for storage in ("float", "double"):
         stored = matrix("m", band, storage)
         assert stored.runs
-        assert np.allclose(stored.values, band, atol=0.02)
-        assert np.array_equal(stored.values != 0, np.rint(band * 1e9) != 0) or storage == "int8_t"
+        assert np.allclose(stored.values, band, atol=1e-6)
+        assert np.array_equal(stored.values != 0, band != 0)
     square = full.T @ full + np.eye(40)
     dense = form("q", square, "float")
     assert not dense.runs

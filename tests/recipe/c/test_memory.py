@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from conformallayers.recipe.c.export import WRITE, write
+from conformallayers.recipe.c.lower import lowered_for_c
 from conformallayers.recipe.c.memory import Buffer, arrange
-from conformallayers.recipe.c.simplify import simplified
 from recipe_cases import RECIPE_CASES
 
 
@@ -55,10 +55,10 @@ def test_nothing_needs_no_memory() -> None:
 def test_programs_keep_every_value_as_long_as_it_is_read() -> None:
     checked = 0
     for case in RECIPE_CASES:
-        recipe = simplified(case.build())
+        recipe = lowered_for_c(case.build())
         if any(type(operation) not in WRITE for operation in recipe.operations):
             continue
-        program = write(recipe, "float")
+        program = write(recipe)
         every = list(enumerate(recipe.operations))
         written = {name: i for i, op in every for name in op.outputs}
         read = {name: i for i, op in every for name in op.inputs} | {recipe.output: len(every)}

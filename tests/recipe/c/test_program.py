@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 
 from conformallayers.recipe import layer_operations as layer
@@ -13,7 +12,7 @@ from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
 def written(recipe: Recipe) -> tuple[list[str], int]:
-    program = write(recipe, "float")
+    program = write(recipe)
     return program.lines, program.work_size
 
 
@@ -62,14 +61,13 @@ def test_results_that_are_no_value_of_their_own_are_copied() -> None:
     assert lines[-1] == "copy_f(image + 6, 0, out, 0, 1, 6);"
 
 
-@pytest.mark.parametrize("storage", ["float", "int8_t"])
-def test_names_are_identifiers_of_their_own(storage: str) -> None:
+def test_names_are_identifiers_of_their_own() -> None:
     builder = RecipeBuilder((3,))
     names = ["a.b", "a_b", "form_scale", "form", "double", "form", "w", "w_scale"]
     y = INPUT
     for name in names:
         y = builder.add(layer.Matmul, y, weight=weight(builder, name, 3, 3))
-    program = write(builder.recipe(y), storage, "k")
+    program = write(builder.recipe(y), "k")
     found = [constant.name for constant in program.constants]
-    assert len(set(found)) == len(found) == len(names) * (1 if storage == "float" else 2)
+    assert len(set(found)) == len(found) == len(names)
     assert all(re.fullmatch("k_[a-z_0-9]+", name) for name in found)

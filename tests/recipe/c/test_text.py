@@ -17,14 +17,14 @@ from conformallayers.recipe.c.text import (
 
 
 def test_a_program_gets_what_it_calls() -> None:
-    text = functions("times_runs_i(w, scale, runs, places, x, y, 3); sqrt(2); own_call();")
-    assert text.index("static float dot_i(") < text.index("static void times_runs_i(")
+    text = functions("times_runs_f(w, runs, places, x, y, 3); sqrt(2); own_call();")
+    assert text.index("static float dot_f(") < text.index("static void times_runs_f(")
     assert text.count("static ") == 2
     assert "load" in functions("times_d(w, x, y, 1, 1)")
     assert functions("sqrt(2)") == ""
 
 
-@pytest.mark.parametrize("suffix", ["f", "d", "i", "s"])
+@pytest.mark.parametrize("suffix", ["f", "d"])
 def test_functions_are_plain_c(suffix: str) -> None:
     names = [*helpers(), *MAPS, *BROADCASTS, *POOLS]
     calls = [f"{name}() {name}_{suffix}()" for name in names]

@@ -1,4 +1,4 @@
-"""The constants of a C program: numbers, sparse matrices, symmetric forms; exact or rounded.
+"""The constants of a C program: numbers, sparse matrices, symmetric forms.
 
 A matrix is stored row by row or, where that is shorter, as runs: the nonzero stretches of each row. Of a
 symmetric form the diagonal and the rows right of it are stored.
@@ -16,13 +16,11 @@ ITEM_BYTES = {
     "float": 4,
     "double": 8,
     "int8_t": 1,
-    "int16_t": 2,
     "uint8_t": 1,
     "uint16_t": 2,
     "int32_t": 4,
 }
-SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of functions in C
-LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest integer of a row
+SUFFIX = {"float": "f", "double": "d"}  # of functions in C
 LARGEST_PLACE = 2**16 - 1  # of the columns that a run can start at or end before
 _RUN_BYTES = 4  # start and length
 _WIDTH = 94  # of lines without their margin
@@ -69,8 +67,7 @@ class Stored:
     """A matrix, a kernel or a symmetric form as a program has it.
 
     Args:
-        storage: the type of its numbers: "float", "double", or "int8_t" and "int16_t" with a scale
-            for each row.
+        storage: the type of its numbers, "float" or "double".
         runs: whether only nonzero stretches are stored.
         values: the rounded numbers that the program computes with, in the shape of the constant.
         constants: its arrays.
@@ -92,23 +89,6 @@ class Stored:
     def suffix(self) -> str:
         """The end of the name of functions that take them."""
         return ("_runs_" if self.runs else "_") + SUFFIX[self.storage]
-
-
-def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
-    """Round rows to integers, from −127 to 127 in int8; return them and the scale of each row.
-
-    Examples:
-        >>> integers, scale = quantised(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]]))
-        >>> integers.tolist(), bool(np.isclose(scale[0], 1 / 127)), float(scale[1])
-        ([[64, -127, 0], [0, 0, 0]], True, 0.0)
-    """
-    flat = rows.reshape(len(rows), -1)
-    levels = LEVELS[storage]
-    scale = (np.abs(flat).max(1, initial=0) / levels).astype(np.float32)
-    inverse = np.divide(1.0, scale, where=scale > 0, out=np.zeros(len(rows)))
-    integers = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
-    typed = integers.astype(np.int8 if storage == "int8_t" else np.int16)
-    return typed.reshape(rows.shape), scale
 
 
 def as_type(values: Array, ctype: str) -> Array:
@@ -168,16 +148,10 @@ def _chosen(
 def _rounded(
     name: str, values: Array, storage: str, kept: Array | None
 ) -> tuple[Array, tuple[Constant, ...]]:
-    """Return the rounded numbers, and their arrays."""
-    more: tuple[Constant, ...] = ()
-    if storage in LEVELS:
-        numbers, scale = quantised(values, storage)
-        rounded = numbers.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
-        more = (Constant(f"{name}_scale", "float", scale),)
-    else:
-        numbers = rounded = as_type(values, storage)
+    """Return the rounded numbers, and the array of those that are kept."""
+    numbers = as_type(values, storage)
     items = numbers.reshape(-1) if kept is None else numbers[kept]
-    return rounded, (Constant(name, storage, items), *more)
+    return numbers, (Constant(name, storage, items),)
 
 
 def _runs(mask: Array, storage: str) -> tuple[Array, Array, Array]:

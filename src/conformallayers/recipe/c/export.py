@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +20,17 @@ from ...utils.text import size
 from .. import integer_operations as integer
 from .. import point_operations as point
 from ..numpy.network import Network
-from ..operation import Operation
 from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array
 from .files import DEFAULT, CExport, texts_of
 from .integers import WRITE
 from .layers import write_scalar
+from .lower import lowered_for_c
 from .program import Program
 from .self_test import self_test_words, whole_levels
-from .simplify import simplified
-from .stack import stack_bytes
 
-if TYPE_CHECKING:
-    from ...folding.folded import Folded
-
-STORAGE = {"float32": "float", "int8": "int8_t"}
+_REMEDY = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
 _OF_SCALARS = point.Advance, integer.IntegerAdvance, integer.IntegerRebase
@@ -49,11 +44,10 @@ thread_local throw true try typeid typename using virtual wchar_t xor xor_eq""" 
 
 
 def export_c(
-    folded: Folded,
+    folded: Any,
     folder: str | os.PathLike[str],
     *,
     name: str = DEFAULT,
-    dtype: str = "float32",
     samples: Tensor | Array | None = None,
     example: bool = False,
     report: bool = False,
@@ -68,8 +62,6 @@ def export_c(
         folded: the result of :func:`conformallayers.fold`.
         folder: of the files; it is created if it does not exist.
         name: of the files and functions, a C identifier.
-        dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
-            the denominator is float64.
         samples: (N, *input_shape), to measure the error; None takes at most 64 random ones. The first is
             the image of the self-test.
         example: also write ``<name>_example.c``, which runs the self-test, and ``<name>.mk``, its Makefile.
@@ -82,20 +74,20 @@ def export_c(
         >>> import conformallayers as cl, tempfile
         >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     made = cl.export_c(cl.fold(model, (1, 8, 8)), folder, dtype="int8")
+        ...     made = cl.export_c(cl.fold(model, (1, 8, 8)), folder)
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['cl_model.c', 'cl_model.h']
-        >>> made.output_error < 0.01
+        >>> made.output_error < 1e-6
         True
     """
-    target = _checked(folded, folder, name, dtype)
+    target = _checked(folded, folder, name)
     x = _samples(folded, samples)
-    program = _program(folded, name, dtype)
+    program = _program(folded, name)
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
         name=name,
-        dtype="int8" if integer.integer_values(program.recipe.operations) else dtype,
+        dtype="int8" if integer.integer_values(program.recipe.operations) else "float32",
         makefile=target / f"{name}.mk" if example else None,
         example=target / f"{name}_example.c" if example else None,
         **_sizes(program),
@@ -106,15 +98,15 @@ def export_c(
     return result
 
 
-def write(recipe: Recipe, storage: str, name: str = DEFAULT) -> Program:
+def write(recipe: Recipe, name: str = DEFAULT) -> Program:
     """Write the operations of a recipe as statements.
 
     Raises:
         ConformalError: C has no such operation, or there are too many constants.
     """
     for operation in recipe.operations:
-        _expect_operation(operation, storage)
-    program = Program(recipe, storage, name)
+        WRITE.check(operation, "export_c(folded)", _REMEDY)
+    program = Program(recipe, name)
     for index, operation in enumerate(recipe.operations):
         program.index = index
         features = [name for name in operation.inputs if program.shape(name)]
@@ -134,13 +126,11 @@ def write(recipe: Recipe, storage: str, name: str = DEFAULT) -> Program:
     return program
 
 
-def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
+def _checked(folded: Any, folder: Any, name: object) -> Path:
     """Check the arguments; return the folder."""
     if not isinstance(folded, RecipeModule):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal("export_c(folded)", "a Folded", got, remedy)
-    if dtype not in STORAGE:
-        raise refusal("export_c(dtype=...)", '"float32" or "int8"', repr(dtype), "Give one.")
     plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
     if not plain or name in _KEYWORDS.split():
         remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
@@ -164,7 +154,7 @@ def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
     return target
 
 
-def _samples(folded: Folded, samples: Any) -> Array:
+def _samples(folded: Any, samples: Any) -> Array:
     """Return the samples to measure with, (N, *input_shape) in float32."""
     shape = folded.input_shape
     if samples is None:
@@ -182,15 +172,15 @@ def _samples(folded: Folded, samples: Any) -> Array:
     return np.asarray(x.contiguous().numpy())
 
 
-def _program(folded: Folded, name: str, dtype: str) -> Program:
+def _program(folded: Any, name: str) -> Program:
     """Write a fold as statements; refuse constants that are not finite."""
     lowered: Any = folded.recipe
-    recipe = simplified(lowered, forms=dtype == "int8")
+    recipe = lowered_for_c(lowered)
     for constant, array in recipe.constants.items():
         if not np.isfinite(_typed(recipe, constant, array)).all():
             got, remedy = f"NaN or infinity in {constant}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
-    return write(recipe, STORAGE[dtype], name)
+    return write(recipe, name)
 
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
@@ -201,12 +191,7 @@ def _typed(recipe: Recipe, name: str, array: Array) -> Array:
         return np.asarray(array, np.float64 if name in recipe.wide else np.float32)
 
 
-def _expect_operation(operation: Operation, storage: str) -> None:
-    remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
-    WRITE.check(operation, "export_c(folded)", remedy)
-
-
-def _write_files(folded: Folded, program: Program, image: Array, result: CExport) -> None:
+def _write_files(folded: Any, program: Program, image: Array, result: CExport) -> None:
     """Write all files or none; the self-test has an image near the given one."""
     levels = whole_levels(image)
     outputs, _ = _run(program.recipe, levels.image[None], program.rounded)
@@ -223,12 +208,11 @@ def _sizes(program: Program) -> dict[str, Any]:
         "arrays": tuple((constant.name, constant.bytes) for constant in program.constants),
         "work_bytes": 4 * max(1, program.work_size),
         "caller_bytes": 4 * (prod(recipe.input_shape) + prod(recipe.output_shape)),
-        "stack_bytes": stack_bytes(*program.code),
         "multiply_adds": program.multiply_adds,
     }
 
 
-def _errors(folded: Folded, program: Program, x: Array) -> dict[str, Any]:
+def _errors(folded: Any, program: Program, x: Array) -> dict[str, Any]:
     """Measure outputs against the fold, and denominators against those of exact constants."""
     with torch.no_grad():
         expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)

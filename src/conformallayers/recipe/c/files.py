@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import __version__
 from ...utils.text import count, size, table
 from .program import Program
 from .text import WIDTH, comment, fill, quoted
-
-if TYPE_CHECKING:
-    from ...folding.folded import Folded
 
 DEFAULT = "cl_model"
 
@@ -33,7 +30,6 @@ class CExport:
         arrays: name and bytes of every constant array.
         work_bytes: of work memory, the arena.
         caller_bytes: of one image and its outputs in float32, which the caller has.
-        stack_bytes: of the stack, estimated from above.
         multiply_adds: of one image.
         samples: that the errors were measured on.
         output_error: largest relative error of an output against the fold.
@@ -49,7 +45,6 @@ class CExport:
     arrays: tuple[tuple[str, int], ...]
     work_bytes: int
     caller_bytes: int
-    stack_bytes: int
     multiply_adds: int
     samples: int
     output_error: float
@@ -80,13 +75,12 @@ class CExport:
         rows = [(name, f"{taken}") for name, taken in self.arrays]
         rows.append(("constants", f"{self.constant_bytes}"))
         rows.append(("work memory", f"{self.work_bytes}"))
-        rows.append(("stack", f"{self.stack_bytes}"))
         lines = [
             table(("array", "bytes"), rows),
             f"{self.dtype}: constants {size(self.constant_bytes)}, work memory "
             f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
             f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.ram_bytes)}, of which "
-            f"{size(self.caller_bytes)} are the image and the outputs; stack: at most {size(self.stack_bytes)}",
+            f"{size(self.caller_bytes)} are the image and the outputs",
             self.measured,
         ]
         return "\n".join(lines)
@@ -104,7 +98,7 @@ class CExport:
 
 
 def texts_of(
-    folded: Folded, program: Program, test: dict[str, Any], result: CExport
+    folded: Any, program: Program, test: dict[str, Any], result: CExport
 ) -> dict[Path, str]:
     """Return the text of every file.
 
@@ -152,7 +146,7 @@ def texts_of(
     return texts
 
 
-def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
+def _about(folded: Any, result: CExport, origin: str) -> list[str]:
     """Describe the network for the header."""
     facts = {
         "written by": f"conformallayers {__version__}",
@@ -160,7 +154,6 @@ def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
         "output": " x ".join(map(str, folded.output_shape)),
         "weights": f"{result.dtype}, {result.constant_bytes} bytes of constants",
         "work memory": f"{result.work_bytes} bytes",
-        "stack": f"at most {result.stack_bytes} bytes",
         "work": f"{result.multiply_adds} multiply-adds per image",
         "strategy": folded.strategy,
         "origin": origin or "unknown",

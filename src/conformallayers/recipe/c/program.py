@@ -39,12 +39,11 @@ class Program:
 
     Args:
         recipe: its operations become statements, its constants arrays.
-        storage: type of the weights, "float" or "int8_t".
         name: of the functions, which no array may have.
     """
 
-    def __init__(self, recipe: Recipe, storage: str, name: str) -> None:
-        self.recipe, self.storage = recipe, storage
+    def __init__(self, recipe: Recipe, name: str) -> None:
+        self.recipe = recipe
         self.lines: list[str] = []
         self.constants: list[Constant] = []
         self.rounded: dict[str, Array] = {}  # constants of the recipe as the program has them
@@ -209,7 +208,7 @@ class Program:
 
     def weights(self, name: str, store: Callable[[str, Array, str], Stored], like: str) -> Stored:
         """Return the weights that the value ``like`` is multiplied with."""
-        storage = "double" if self.wide(like) else self.storage
+        storage = "double" if self.wide(like) else "float"
         how = f"{store.__name__} {storage}"
         return self.keep(name, how, lambda to: store(to, self.array(name), storage))
 

@@ -11,13 +11,7 @@ from pathlib import Path
 
 WIDTH = 98
 _FOLDER = Path(__file__).parent / "templates"
-_SUFFIXES = {  # of functions: type of the weights, type of values
-    "f": ("float", "float"),
-    "i": ("int8_t", "float"),
-    "s": ("int16_t", "float"),
-    "d": ("double", "double"),
-    "b": ("int8_t", "int8_t"),
-}
+_SUFFIXES = {"f": "float", "d": "double", "b": "int8_t"}  # of functions: the type of values
 # How entries are read, written and pointed at: pattern, for float, for double, for whole numbers.
 _ENTRIES = (
     (r"\$get\((\w+), ([^()]*)\)", r"\1[\2]", r"load(\1, \2)", r"\1[\2]"),
@@ -122,10 +116,9 @@ def _template(name: str) -> str | None:
 
 
 def _written(template: str, name: str) -> str:
-    """Write a function for one type of weights and values."""
+    """Write a function for one type of values."""
     base, _, suffix = name.rpartition("_")
-    weights, values = _SUFFIXES.get(suffix, ("", ""))
-    scaled = suffix in ("i", "s")
+    values = _SUFFIXES.get(suffix, "")
     first, each, result = (WHOLE_POOLS if values == "int8_t" else POOLS).get(base, ("", "", ""))
     expression = {**MAPS, **BROADCASTS}.get(base, each)
     words = set(re.findall(r"\w+", expression))
@@ -133,17 +126,14 @@ def _written(template: str, name: str) -> str:
     if suffix in SUMS:
         values, parameters, first, expression = SUMS[suffix]
     text = helpers()[template]
-    for mark, kept in ((r"^\$Q", scaled), (r"^\$D", re.search(r"\bd\b", expression))):
-        text = re.sub(mark if kept else rf"{mark}.*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r" \$S(\s)", r" const float *scale,\1" if scaled else r"\1", text)
+    mark = r"^\$D" if re.search(r"\bd\b", expression) else r"^\$D.*\n"
+    text = re.sub(mark, "", text, flags=re.MULTILINE)
     for token, word in (
         ("$E", expression),
         ("$I", first),
         ("$R", result),
         ("$N", base),
         ("$P", parameters),
-        ("$T", "scale[r] * " if scaled else ""),
-        ("$W", weights),
         ("$V", values),
         ("$s", f"_{suffix}"),
     ):

@@ -17,6 +17,7 @@ from ..integer_operations import KINDS as INTEGER
 from ..operation import OPERATIONS, Operation, Runtime, Shape
 from ..places import Array, Table
 from ..recipe import Recipe
+from ..simplify import simplified
 
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
 _LACKS = (*INTEGER, layer.Call)
@@ -48,6 +49,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         if isinstance(operation, INTEGER):
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
+    recipe = simplified(recipe.with_constants(lambda _, array: np.asarray(array)))
     shapes, wide = recipe.shapes(), recipe.wide_values()
     document: dict[str, Any] = {
         "input_shape": recipe.input_shape,

@@ -7,10 +7,9 @@ $about
 #define ${macro}_OUTPUT_SIZE $outputs
 #define ${macro}_OUTPUT_SHAPE {$output_shape}
 $labels#define ${macro}_WORK_SIZE $work /* floats */
-/* Bytes of constants; code comes on top. The stack is an upper estimate. */
+/* Bytes of constants; code comes on top. gcc -fstack-usage measures the stack. */
 #define ${macro}_FLASH_BYTES $flash_bytes
 #define ${macro}_ARENA_BYTES $work_bytes
-#define ${macro}_STACK_BYTES $stack_bytes
 #define ${macro}_VERSION "$version" /* of conformallayers */
 /* The fingerprint of the weights that were folded. */
 #define ${macro}_ORIGIN "$origin"

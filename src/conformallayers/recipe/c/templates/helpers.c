@@ -1,13 +1,11 @@
 /*
  * The functions that programs call; a program gets those it needs. A line "//: name" begins each.
  *
- * Suffixes $s: f for float, d for double, i and s for int8_t and int16_t weights with a scale for each
- * row. $W is the type of the weights, $V that of values. $get(x, i), $put(y, i, v); and $at(x, i) read, write
- * and point at an entry; doubles are kept in pairs of floats. $S is the parameter of the scales, $T multiplies
- * a sum by its scale; lines that begin with $Q are for scales alone. $N, $P and $E are the name, the
- * parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d; of an
- * entry of POOLS, $I begins a window, $E takes an entry v and $R is the result. Functions call only those
- * before them, or in integers.c.
+ * Suffixes $s: f for float, d for double. $V is the type of weights and values. $get(x, i), $put(y, i, v);
+ * and $at(x, i) read, write and point at an entry; doubles are kept in pairs of floats. $N, $P and $E are the
+ * name, the parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d;
+ * of an entry of POOLS, $I begins a window, $E takes an entry v and $R is the result. Functions call only
+ * those before them, or in integers.c.
  */
 
 //: load
@@ -43,7 +41,7 @@ static void narrow(const float *x, float *y, int32_t n)
 
 //: dot
 /* The dot product: eight sums, so that a compiler may keep them in one vector, of 1,024 numbers. */
-static $V dot$s(const $W *w, const float *x, int32_t n)
+static $V dot$s(const $V *w, const float *x, int32_t n)
 {
     double total = 0;
     int32_t i = 0, k;
@@ -52,36 +50,36 @@ static $V dot$s(const $W *w, const float *x, int32_t n)
         const int32_t stop = n - i < 1024 ? n : i + 1024;
         for (; i + 8 <= stop; i += 8)
             for (k = 0; k < 8; k++)
-                sums[k] += ($V)w[i + k] * $get(x, i + k);
+                sums[k] += w[i + k] * $get(x, i + k);
         for (k = 0; k < 4; k++)
             sums[k] += sums[k + 4];
         total += (double)((sums[0] + sums[2]) + (sums[1] + sums[3]));
     }
     for (; i < n; i++)
-        total += (double)(($V)w[i] * $get(x, i));
+        total += (double)(w[i] * $get(x, i));
     return ($V)total;
 }
 
 //: times
 /* y = W x for some vectors x, row after row. */
-static void times$s(const $W *w, $S const float *x, float *y, int32_t rows,
+static void times$s(const $V *w, const float *x, float *y, int32_t rows,
                     int32_t columns, int32_t count)
 {
     int32_t i, r, n = 0;
     for (i = 0; i < count; i++, x = $at(x, columns))
         for (r = 0; r < rows; r++, n++)
-            $put(y, n, $Tdot$s(w + r * columns, x, columns));
+            $put(y, n, dot$s(w + r * columns, x, columns));
 }
 
 //: times_runs
 /* y = W x for the runs of W that are not zero: how many a row has, start and length of each. */
-static void times_runs$s(const $W *w, $S const uint16_t *runs,
+static void times_runs$s(const $V *w, const uint16_t *runs,
                          const uint16_t *places, const float *x, float *y, int32_t rows,
                          int32_t columns, int32_t count)
 {
     int32_t i, r, k, n = 0;
     for (i = 0; i < count; i++, x = $at(x, columns)) {
-        const $W *row = w;
+        const $V *row = w;
         const uint16_t *place = places;
         for (r = 0; r < rows; r++, n++) {
             $V total = 0;
@@ -89,20 +87,20 @@ static void times_runs$s(const $W *w, $S const uint16_t *runs,
                 total += dot$s(row, $at(x, place[0]), place[1]);
                 row += place[1];
             }
-            $put(y, n, $Ttotal);
+            $put(y, n, total);
         }
     }
 }
 
 //: form
 /* x' Q x from the diagonal of Q and the rows right of it. */
-static double form$s(const $V *diagonal, const $W *w, $S const float *x,
+static double form$s(const $V *diagonal, const $V *w, const float *x,
                      int32_t n)
 {
     double total = 0;
     int32_t r;
     for (r = 0; r < n; r++) {
-        const $V rest = $Tdot$s(w, $at(x, r + 1), n - 1 - r);
+        const $V rest = dot$s(w, $at(x, r + 1), n - 1 - r);
         total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
         w += n - 1 - r;
     }
@@ -111,7 +109,7 @@ static double form$s(const $V *diagonal, const $W *w, $S const float *x,
 
 //: form_runs
 /* x' Q x from the diagonal of Q and the stretches right of it that are not zero. */
-static double form_runs$s(const $V *diagonal, const $W *w, $S
+static double form_runs$s(const $V *diagonal, const $V *w,
                           const uint16_t *runs, const uint16_t *places, const float *x, int32_t n)
 {
     double total = 0;
@@ -122,7 +120,6 @@ static double form_runs$s(const $V *diagonal, const $W *w, $S
             rest += dot$s(w, $at(x, places[0]), places[1]);
             w += places[1];
         }
-$Q        rest *= scale[r];
         total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
     }
     return total;
@@ -131,7 +128,7 @@ $Q        rest *= scale[r];
 //: convolve
 /* A convolution over three axes. g: channels in and out, groups; then for the axes the sizes in and
    out, the kernel, the stride, the dilation, and the zeros before the image. */
-static void convolve$s(const $W *w, $S const float *x, float *y,
+static void convolve$s(const $V *w, const float *x, float *y,
                        const int32_t *g)
 {
     const int32_t channels = g[0] / g[2], share = g[1] / g[2];
@@ -143,7 +140,7 @@ static void convolve$s(const $W *w, $S const float *x, float *y,
         const float *image = $at(x, first * in[0] * in[1] * in[2]);
         for (p = 0; p < to[0]; p++)
             for (q = 0; q < to[1]; q++, y = $at(y, to[2])) {
-                const $W *row = w;
+                const $V *row = w;
                 for (n = 0; n < to[2]; n++)
                     $put(y, n, 0);
                 for (c = 0; c < channels; c++)
@@ -159,7 +156,7 @@ static void convolve$s(const $W *w, $S const float *x, float *y,
                             for (k = 0; k < size[2]; k++) {
                                 const int32_t shift = k * gap[2] - pad[2], room = in[2] - 1 - shift;
                                 const int32_t last = room < 0 ? -1 : room / step[2];
-                                const $V weight = ($V)row[k];
+                                const $V weight = row[k];
                                 n = shift < 0 ? (step[2] - 1 - shift) / step[2] : 0;
                                 for (; n < to[2] && n <= last; n++) {
                                     const $V v = $get(line, n * step[2] + shift);
@@ -167,8 +164,6 @@ static void convolve$s(const $W *w, $S const float *x, float *y,
                                 }
                             }
                         }
-$Q                for (n = 0; n < to[2]; n++)
-$Q                    $put(y, n, $T$get(y, n));
             }
     }
 }
@@ -269,19 +264,6 @@ static void add$s(const float *a, const float *b, float *y, int32_t n)
     int32_t i;
     for (i = 0; i < n; i++)
         $put(y, i, $get(a, i) + $get(b, i));
-}
-
-//: peak
-/* The largest magnitude, or a given one if that is larger; 1 where all are 0. */
-static $V peak$s(const float *x, int32_t n, $V least)
-{
-    $V found = least;
-    int32_t i;
-    for (i = 0; i < n; i++) {
-        const $V v = $get(x, i), size = v < 0 ? -v : v;
-        found = size > found ? size : found;
-    }
-    return found == 0 ? 1 : found;
 }
 
 //: inner

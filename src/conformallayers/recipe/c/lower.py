@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +12,16 @@ import torch
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
-from ..operation import Operation, Shape
+from ..operation import Operation
 from ..places import Array, Table
 from ..recipe import Recipe
+from ..simplify import simplified
 
 
-def simplified(recipe: Recipe, *, forms: bool = False) -> Recipe:
-    """Return a recipe with the same values, and constants as arrays of numpy in float64.
-
-    ``forms`` turns factors L into forms LᵀL, which are stored as integers.
-    """
-    recipe = recipe.with_constants(lambda _, array: _double(array))
-    rewriter = _Rewriter(recipe, forms)
+def lowered_for_c(recipe: Recipe) -> Recipe:
+    """Return a simplified recipe with the same values, and constants as arrays of numpy in float64."""
+    recipe = simplified(recipe.with_constants(lambda _, array: _double(array)))
+    rewriter = _Rewriter(recipe)
     for operation in recipe.operations:
         rewriter.rewrite(operation)
     operations, wide = tuple(rewriter.operations), frozenset(rewriter.wide)
@@ -35,45 +32,19 @@ def _double(array: Any) -> Array:
     return np.asarray(array.detach().cpu().to(torch.float64).numpy())
 
 
-def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, layer.Matmul]:
-    """Return the products ``L·x`` that are only squared, by their values; L of few rows is smaller than LᵀL."""
-    readers = Counter(name for op in recipe.operations for name in op.inputs)
-    squared = {op.inputs[0] for op in recipe.operations if isinstance(op, point.SumSquares)}
-    return {
-        op.outputs[0]: op
-        for op in recipe.operations
-        if isinstance(op, layer.Matmul)
-        and op.bias is None
-        and op.outputs[0] in squared
-        and readers[op.outputs[0]] == 1
-        and len(shapes[op.inputs[0]]) == 1
-        and 2 * shapes[op.outputs[0]][0] >= shapes[op.inputs[0]][0]
-    }
-
-
 class _Rewriter:
     """Collect the operations and the constants of the simpler recipe."""
 
-    def __init__(self, recipe: Recipe, forms: bool) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.constants: dict[str, Array] = dict(recipe.constants)
         self.wide = set(recipe.wide)  # names of constants
         self.operations: list[Operation] = []
         self._shapes, self._wide_values = recipe.shapes(), recipe.wide_values()
-        self._forms = forms
-        self._factors = _factors(recipe, self._shapes) if forms else {}
 
     def rewrite(self, op: Operation) -> None:
         """Append an operation, or its replacement."""
         if isinstance(op, point.BandedForm):
             self._write_out(op)
-        elif op in self._factors.values():
-            return
-        elif isinstance(op, point.SumSquares) and op.inputs[0] in self._factors:
-            product = self._factors[op.inputs[0]]
-            factor = self.constants[product.weight]
-            form = self._constant(product, "form", factor.T @ factor)
-            names = product.inputs, op.outputs
-            self.rewrite(point.QuadraticForm(*names, form=form, weight=op.weight))
         elif isinstance(op, point.QuadraticForm):
             # Only the symmetric part of Q counts in xᵀQx; the mean of two equal halves is exact.
             half = self.constants[op.form]
@@ -108,12 +79,12 @@ class _Rewriter:
             band[start : start + (width + 1) * size, start : start + size] += block
         rest = total - width * size
         band[rest:, rest:] += self.constants[op.last]
-        if op.factor and not self._forms:
+        if op.factor:
             factor, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
             self.operations.append(layer.Matmul(op.inputs, (image,), weight=factor))
             self.operations.append(point.SumSquares((image,), op.outputs, weight=op.weight))
             return
-        form = self._constant(op, "form", band @ band.T if op.factor else band)
+        form = self._constant(op, "form", band)
         self.rewrite(point.QuadraticForm(op.inputs, op.outputs, form=form, weight=op.weight))
 
     def _convolve(self, op: layer.ConvTranspose) -> None:
