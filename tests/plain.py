@@ -119,7 +119,8 @@ class PlainDraw:
         }
         if self.draw.random() < 0.15:
             options["padding_mode"] = self.draw.choice(("reflect", "replicate", "circular"))
-        kind = self.draw.choice(("conv", "conv", "chain", "average", "identity"))
+        kinds = ["conv", "conv", "chain", "identity"] + ["average"] * (size > 2)
+        kind = self.draw.choice(kinds)
         if kind == "identity" and channels == after and stride == 1:
             return self.norm(channels)
         if kind == "chain":

@@ -6,10 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import blocks
 import conformallayers as cl
+from conformallayers.folding.merge import merge
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe.torch.module import RecipeModule
+from plain import PlainDraw, Scale, Sum
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 # The network, and how many convolutions and additions of its fold are left.
@@ -124,3 +131,129 @@ def test_a_padded_convolution_before_a_product_is_one_product() -> None:
     assert [op.kind for op in folded.recipe.operations] == ["reshape", "matmul"]
     x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_graphs_keep_their_numbers_and_cost_no_more(seed: int) -> None:
+    draw = PlainDraw(seed)
+    model = draw.network().double()
+    x = torch.randn(2, *draw.shape, dtype=torch.float64)
+    folded, single = cl.fold(model, draw.shape), cl.fold(model, draw.shape, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(x)
+        assert relative_error(folded(x), expected) < 1e-10
+        assert relative_error(single(x.float()).double(), expected) < 1e-5
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+    left = count(folded, "conv") + count(folded, "conv_transpose")
+    assert left <= len(layers)
+    for region in folded.explain().regions:
+        assert region.cost_after.work <= region.cost_before.work
+        assert len(region.after) <= len(region.before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_other_sizes_give_the_numbers_of_the_model_or_are_refused(seed: int) -> None:
+    draw = PlainDraw(seed)
+    model = draw.network().double()
+    folded = cl.fold(model, draw.shape)
+    shape = (draw.shape[0], *(n + 3 for n in draw.shape[1:]))
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    takes = "other spatial sizes" in str(folded.explain())
+    try:
+        with torch.no_grad():
+            expected = model(x)
+    except RuntimeError:  # a linear layer of another size
+        takes, expected = False, x
+    if takes:
+        assert relative_error(folded(x), expected) < 1e-10
+    else:
+        with pytest.raises(cl.ConformalError, match="Fold again for this shape"):
+            folded(x)
+
+
+def conv(before: int, after: int, kernel: int = 1, **options: int) -> nn.Conv2d:
+    return nn.Conv2d(before, after, kernel, **options)
+
+
+norm, half = nn.BatchNorm2d, nn.AvgPool2d(2)
+# Layers for (4, 8, 8), and the operations that are left of them.
+RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
+    "pixels behind a pool cost less": ([conv(4, 8), half], ["avg_pool", "conv"]),
+    "factors pass a pool to a product": (
+        [nn.ReLU(), norm(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)],
+        ["elementwise", "adaptive_avg_pool", "reshape", "matmul"],
+    ),
+    "pixels before an interpolation": ([nn.Upsample(None, 2), conv(4, 4)], ["conv", "upsample"]),
+    "a window takes an average": ([conv(4, 4, 3), half], ["conv"]),
+    "padding moves into a window": ([nn.ZeroPad2d(1), conv(4, 4, 3)], ["conv"]),
+    "a shift before a padded window": (
+        [norm(4), conv(4, 4, 3, padding=1)],
+        ["add_constant", "conv"],
+    ),
+    "an unpadded window takes it": ([norm(4), conv(4, 4, 3)], ["conv"]),
+    "expanded": ([conv(4, 16), norm(16), conv(16, 4, 3), norm(4), conv(4, 4)], ["conv"]),
+    "factors of a sum": (
+        [Sum([conv(4, 4, 3, padding=1), nn.Sequential(nn.ReLU(), conv(4, 4))]), norm(4)],
+        ["elementwise", "conv", "conv", "add"],
+    ),
+    "layer scale": ([conv(4, 4), Scale(4, 2, shift=True), nn.ReLU()], ["conv", "elementwise"]),
+    "twice the identity": ([Sum([nn.Identity(), nn.Identity()])], ["add"]),
+    "nothing": ([nn.Identity(), nn.Dropout()], []),
+    "transposed": (
+        [conv(4, 6), nn.ConvTranspose2d(6, 2, 2, 2), norm(2), conv(2, 2)],
+        ["conv_transpose", "add_constant"],
+    ),
+    "dense beside depthwise": ([Sum([conv(4, 4, 3, groups=4), conv(4, 4, 3)])], ["conv"]),
+    "a pool": ([half, norm(4), nn.ReLU()], ["avg_pool", "multiply", "add_constant", "elementwise"]),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name: str) -> None:
+    layers, kinds = RULES[name]
+    torch.manual_seed(0)
+    model = blocks.randomised(nn.Sequential(*layers)).double()
+    folded = cl.fold(model, (4, 8, 8), dtype=torch.float64)
+    assert sorted(op.kind for op in folded.recipe.operations) == sorted(kinds)
+    x = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        assert relative_error(folded(x), model(x)) < 1e-12
+
+
+def test_zero_factors_keep_their_shift() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)).double().eval()
+    nn.init.zeros_(model[0].weight)
+    nn.init.ones_(model[0].bias)
+    x = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        assert relative_error(cl.fold(model, (4, 8, 8))(x), model(x)) < 1e-12
+
+
+def test_layer_scales_pass_permutations() -> None:
+    """As in ConvNeXt: a linear layer on channels last, the permutation back, then a scale of channels first."""
+    builder = RecipeBuilder((8, 8, 4))
+    arrays = torch.randn(6, 4).double(), torch.rand(6, 1, 1).double(), torch.tensor(0.5).double()
+    weight, gamma, half = (builder.constant("c", array) for array in arrays)
+    value = builder.add(layer.Matmul, INPUT, weight=weight)
+    value = builder.add(layer.Multiply, value, factor=half)
+    value = builder.add(layer.Permute, value, order=(2, 0, 1))
+    recipe = builder.recipe(builder.add(layer.Multiply, value, factor=gamma))
+    merged, _ = merge(recipe)
+    assert [op.kind for op in merged.operations] == ["matmul", "permute"]
+    x = torch.randn(2, 8, 8, 4, dtype=torch.float64)
+    found, expected = (RecipeModule(r, torch.float64)(x) for r in (merged, recipe))
+    assert relative_error(found, expected) < 1e-12
+
+
+def test_the_error_for_channels_last_says_so() -> None:
+    folded = cl.fold(nn.Conv2d(3, 4, 3), (3, 8, 8))
+    with pytest.raises(cl.ConformalError, match=r"channels last .*x\.permute\(0, 3, 1, 2\)"):
+        folded(torch.zeros(2, 8, 8, 3))
+    with pytest.raises(cl.ConformalError, match=r"unbatched.*unsqueeze"):
+        folded(torch.zeros(3, 8, 8))

@@ -103,6 +103,7 @@ class Chain:
         """Return the chain with one more link; layers that were written in another order are turned."""
         if self.links:
             *before, last = self.links
+            link = _by_row(last, link)
             turned = _turned(last, link, before[-1] if before else None)
             if turned is not None:
                 return replace(self, links=(*before, *turned))
@@ -146,6 +147,18 @@ def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | N
             )
             return moved, replace(last, output=link.output)
     return None
+
+
+def _by_row(last: Link, link: Link) -> Link:
+    """Return a factor for all numbers as one for the last axis, behind a link whose channels it is."""
+    form = link.form
+    if not last.rows or link.rows or form is None or not form.is_diagonal or form.bias:
+        return link
+    factor = form.numbers()[0].flatten()
+    if bool((factor != factor[0]).any()):
+        return link
+    own = diagonal(factor[:1].expand(last.output_shape[-1]), None, 0)
+    return replace(link, form=own, rows=last.output_shape[:-1])
 
 
 def _on_axes(form: Convolution, axes: int) -> Convolution:
