@@ -11,11 +11,12 @@ from multiprocessing import get_context
 
 import torch
 
-from soak import files, integers, nets, runtimes, stale
+from soak import files, integers, nets, plain, runtimes, stale
 from soak.case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
     "nets": nets.attack,
+    "plain": plain.attack,
     "files": files.attack,
     "stale": stale.attack,
     "runtimes": runtimes.attack,
