@@ -21,6 +21,7 @@ Shape = tuple[int, ...]  # of one sample
 Sizes = tuple[int, ...]  # one number for each spatial axis
 # Weight (O, C/groups, *kernel) and bias (O, 1, …) or (O, *output), in float64.
 Numbers = tuple[Tensor, Tensor | None]
+_MOST_EFFORT = 10**10  # multiply-adds of composing two kernels: a few seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +145,9 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
     groups = math.gcd(first.groups, second.groups)
     if first.is_diagonal or second.is_diagonal:
         groups = second.groups if first.is_diagonal else first.groups
+    effort = first.weights() * second.weights() // first.channels[1]
+    if effort > _MOST_EFFORT and not (first.is_diagonal or second.is_diagonal):
+        return f"composing the kernels would take {effort:.0e} multiply-adds"
     dilation, kernel = [], []
     for k, d, other, step in zip(first.kernel, first.dilation, second.kernel, steps, strict=True):
         common = math.gcd(d if k > 1 else 0, step if other > 1 else 0) or 1
@@ -378,12 +382,13 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
         return torch.einsum("gom...,gmc->goc...", left, right.flatten(2)).flatten(0, 1)
     if math.prod(outer.shape[2:]) == 1:
         return torch.einsum("gom,gmc...->goc...", left.flatten(2), right).flatten(0, 1)
-    # A batch of C/g maps with M channels each: the groups of channels meet the groups of the outer kernel.
-    maps, flipped = inner.transpose(0, 1), outer.flip(tuple(range(2, 2 + axes)))
+    # A batch of O/g maps with M channels each, convolved with the inner kernel from the channels M to C.
+    maps = left.transpose(0, 1).flatten(1, 2)
+    kernel = turned(inner, groups).flip(tuple(range(2, 2 + axes)))
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-    padding = tuple(n - 1 for n in outer.shape[2:])
-    product: Tensor = convolve(maps, flipped, padding=padding, groups=groups)
-    return product.transpose(0, 1)
+    padding = tuple(n - 1 for n in inner.shape[2:])
+    product: Tensor = convolve(maps, kernel, padding=padding, groups=groups)
+    return product.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
