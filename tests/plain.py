@@ -117,7 +117,7 @@ class PlainDraw:
             "dilation": dilation,
             "groups": self.draw.choice((1, 1, 2, channels)),
         }
-        if self.draw.random() < 0.15:
+        if size > 4 and self.draw.random() < 0.15:
             options["padding_mode"] = self.draw.choice(("reflect", "replicate", "circular"))
         kinds = ["conv", "conv", "chain", "identity"] + ["average"] * (size > 2)
         kind = self.draw.choice(kinds)

@@ -387,8 +387,9 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     kernel = turned(inner, groups).flip(tuple(range(2, 2 + axes)))
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
     padding = tuple(n - 1 for n in inner.shape[2:])
-    product: Tensor = convolve(maps, kernel, padding=padding, groups=groups)
-    return product.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
+    product = convolve(maps, kernel, padding=padding, groups=groups).unflatten(1, (groups, -1))
+    found: Tensor = product.transpose(0, 1).flatten(0, 1)
+    return found
 
 
 def _spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
