@@ -121,7 +121,6 @@ def build_app() -> "App":
 
     from . import experiments, models
     from .data import data
-    from .zoo import zoo
 
     def option_name(name: str) -> str:
         return default_name_transform(_PYTHON_NAMES.get(name, name))
@@ -140,7 +139,7 @@ def build_app() -> "App":
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (
         *(data, models.evaluate, models.fold, models.quantize, models.export, models.predict),
-        *(models.playground, zoo),
+        *(models.playground, models.zoo),
         *(experiments.demo, experiments.bench, experiments.device, experiments.experiment),
         *(experiments.sweep, experiments.inspect, experiments.report),
     ):

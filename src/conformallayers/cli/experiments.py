@@ -52,7 +52,7 @@ def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = Non
     Args:
         networks: Names of the zoo, files written by cl.save, run folders; some of the zoo if none is given.
     """
-    from ..lab.devices.measure import run_devices
+    from ..lab.devices.emulator import run_devices
 
     run_devices(networks, **given(options))
 

@@ -1,10 +1,10 @@
-"""conformallayers evaluate, fold, quantize, export, predict and playground: the commands that take trained networks."""
+"""conformallayers evaluate, fold, quantize, export, predict, playground and zoo: the commands for trained networks."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
 from ..errors import refusal
@@ -224,3 +224,42 @@ def _write_numpy(folded: "Folded", out: Path) -> None:
 
 def _print_written(path: Path, note: str = "") -> None:
     print(f"Wrote {path}, {path.stat().st_size / 1024:.0f} KiB{note}")
+
+
+zoo = App(name="zoo", help="List the trained networks of the package; commands take their names.")
+
+
+@zoo.default
+def list_networks() -> None:
+    """List the trained networks of the package."""
+    from ..zoo.catalogue import list_records
+
+    print(list_records())
+
+
+@zoo.command
+def card(name: str) -> None:
+    """Print the card of a network: accuracy, cost, training, licence and limits.
+
+    Args:
+        name: Name of the network, such as digits-micro.
+    """
+    from ..zoo.catalogue import read_record, require
+
+    print(read_record(require(name, "zoo card", "conformallayers zoo")).card, end="")
+
+
+@zoo.command
+def build(
+    runs: tuple[Path, ...], *, out: Path | None = None, options: Flat[DataOptions] = None
+) -> None:
+    """Add finished runs to the zoo, each measured from its file; same names are replaced.
+
+    Args:
+        runs: Folders of finished runs.
+        out: Folder of the files; that of the package if not given.
+    """
+    from ..lab.zoo import build_zoo
+    from ..zoo.catalogue import FOLDER
+
+    build_zoo(runs, out or FOLDER, **given(options))

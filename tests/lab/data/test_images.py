@@ -108,3 +108,10 @@ def test_warnings_of_pillow_stay_inside() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_image(io.BytesIO(MODES["RGB"][0]), (3, 6, 9))
+
+
+def test_photographs_with_a_second_picture_are_read() -> None:
+    smooth = Image.fromarray(np.linspace(0, 255, 54).reshape(6, 9).astype(np.uint8))
+    data = image_bytes(smooth, "MPO", quality=95, save_all=True, append_images=[smooth])
+    expected = np.asarray(smooth) / 255
+    assert np.abs(read_image(io.BytesIO(data), (1, 6, 9))[0] - expected).max() < 0.05

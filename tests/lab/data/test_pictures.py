@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("PIL")
@@ -97,32 +96,6 @@ def test_class_may_be_called_train(tmp_path: Path) -> None:
 
 def decoded(path: Path, size: tuple[int, int]) -> torch.Tensor:
     return Pictures(path.parent, ("a",), (), ((path.name, 0),)).read(size)[2][0]
-
-
-def save_turned(path: Path, image: Image.Image) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image.rotate(90, expand=True).save(path, exif=exif)
-
-
-MODES: dict[str, Callable[[Path, Image.Image], None]] = {
-    "grey": lambda path, image: image.convert("L").save(path),
-    "palette": lambda path, image: image.quantize(256).save(path),
-    "opaque RGBA": lambda path, image: image.convert("RGBA").save(path),
-    "CMYK": lambda path, image: image.convert("CMYK").save(path.with_suffix(".jpg"), quality=95),
-    "turned": save_turned,
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_gives_the_same_picture(mode: str, tmp_path: Path) -> None:
-    ramp = np.add.outer(np.arange(12) * 8, np.arange(16) * 6).astype(np.uint8)
-    image = Image.fromarray(np.stack([ramp] * 3, -1))
-    path = tmp_path / "a.png"
-    MODES[mode](path, image)
-    (written,) = tmp_path.iterdir()
-    found = decoded(written, (12, 16))
-    assert (found.int() - torch.from_numpy(ramp).int()).abs().max() <= (6 if mode == "CMYK" else 1)
 
 
 def test_transparent_pixels_are_white(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import torch
 
 import conformallayers as cl
 from conformallayers.errors import ConformalError
-from conformallayers.lab.devices.emulator import missing_tools
-from conformallayers.lab.devices.measure import cells, run_devices
+from conformallayers.lab.devices.emulator import cells, missing_tools, run_devices
 from conformallayers.utils.text import count, markdown
 from support import run_command
 

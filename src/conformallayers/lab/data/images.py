@@ -111,7 +111,8 @@ def _pixels(image: Picture, shape: tuple[int, ...], resize: bool, opaque: bool) 
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    if getattr(image, "is_animated", False):
+    # Photographs of phones hold a second picture, which MPO calls a frame.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
         raise Unreadable("several images in one file")
     size = image.size[::-1] if image.getexif().get(_ORIENTATION) in _TURNED else image.size
     if size != (width, height) and not resize:

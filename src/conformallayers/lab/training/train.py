@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
@@ -23,6 +22,7 @@ from ...diagnosis.diagnose import diagnose
 from ...errors import first_line, ignored_warnings, refusal
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
+from ...utils.progress import progress
 from ...utils.text import csv_text
 from ..checks import torch_settings
 from ..data.batches import Batches, as_input, derive_seed, mean_image
@@ -39,7 +39,6 @@ from .saved_models import CHECKPOINT
 
 TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"  # names of figures
 _DIAGNOSED = 32  # training images that a health check looks at
-_FEW = 100  # steps of a run that are hardly enough
 _PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
 
 
@@ -266,40 +265,16 @@ class _Run:
     def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
         model, epochs = self.ranks.wrap(self.model), self.config.epochs
-        columns = (
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(),
-        )
-        for note in self.notes(warn):
-            console.print(note, **_PLAIN)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            first = len(self.history)
-            task = progress.add_task(
-                "", total=self.total, completed=self.done, epoch=f"{first}/{epochs}", shown=""
-            )
-            for epoch in range(first, epochs):
-                row = {"epoch": epoch + 1}
-                for loss in self.steps(model, epoch, row):
-                    progress.update(task, advance=1, shown=f"loss {loss:.3f}")
-                self.save([*self.history, row])
-                line = _summary(row)
-                progress.update(task, epoch=f"{epoch + 1}/{epochs}", shown=line)
-                if not console.is_terminal:
-                    console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
-                for warning in self.health_warnings() if warn and epoch == 0 else ():
-                    console.print(warning, **_PLAIN)
-
-    def notes(self, warn: bool) -> Iterator[str]:
-        """Yield lines to print before the training."""
-        # BatchNorms need steps to settle their statistics, too.
-        if warn and self.total < _FEW and not self.done:
-            images, size = len(self.batches.images), self.config.batch_size
-            yield (
-                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
-                "use a smaller --batch-size, such as 16, or more --epochs"
-            )
+        for epoch in range(len(self.history), epochs):
+            row: dict[str, Any] = {"epoch": epoch + 1}
+            label = f"epoch {epoch + 1}/{epochs}"
+            steps = self.steps(model, epoch, row)
+            for _ in steps if console.quiet else progress(steps, len(self.batches), label):
+                pass
+            self.save([*self.history, row])
+            console.print(f"{label}   {_summary(row)}", highlight=False)
+            for warning in self.health_warnings() if warn and epoch == 0 else ():
+                console.print(warning, **_PLAIN)
 
     def health_warnings(self) -> Iterator[str]:
         """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""

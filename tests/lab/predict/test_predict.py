@@ -24,8 +24,7 @@ import conformallayers as cl
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict import predict as network_module
-from conformallayers.lab.predict.output import likeliest
-from conformallayers.lab.predict.predict import open_network, run_predict
+from conformallayers.lab.predict.predict import likeliest, open_network, run_predict
 from conformallayers.lab.predict.samples import find_samples
 from conformallayers.lab.training.train import train
 from runs import few_digits
