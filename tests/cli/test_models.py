@@ -185,7 +185,7 @@ def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
     """The mean image is part of it."""
     out = tmp_path / "c"
     assert run_command("export", folder, "--format", "c", "--out", out, "--strategy", "dense") == 0
-    assert "mean" in (out / "cl_model.c").read_text()
+    assert "shift[64]" in (out / "cl_model.c").read_text()
 
 
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_margins_grey_and_enlarging_fold_away_behind_the_mean(
     model = from_images(centred(pictures(shape)), shape)
     folded = cl.fold(model, shape, strategy="dense")
     assert isinstance(folded.recipe.operations[0], AddConstant)
-    assert folded.constants.mean.shape == shape
+    assert folded.constants.shift.shape == shape
     assert folded.constants.matrix.shape[1] == shape[1] * shape[2]
     cl.save(folded, tmp_path / "net.safetensors")
     x = pictures(shape).float() / 255
