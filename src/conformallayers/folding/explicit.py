@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..errors import refusal
-from ..formula import parse
 from ..functional import wide_dtype
 from ..recipe.operation import Shape
 from ..recipe.point_operations import Advance, Divide, Normalize, Rebase, Rescale
@@ -39,22 +38,22 @@ def explicit_forms(folded: RecipeModule) -> Tensor:
     """Return every Q of a fold of one stage, (forms, d_in, d_in), in float64."""
     with torch.inference_mode(False):
         stage = _single(folded, "forms")
-        size, count = math.prod(stage.shapes[0]), len(stage.groups)
+        size, count = math.prod(stage.shapes[0]), len(stage.advances)
         reason = too_many_entries(size, 1)
         if reason is None and count * size**2 > ENTRIES:
             reason = f"{count} forms have {count * size**2} entries, at most {ENTRIES} fit"
         _refuse_large("forms", reason)
-        rows = [stage.exact.anchor.new_zeros(count, 0, size)]
-        for point in stage.impulses(
-            copies=3 if count else 1
-        ):  # autograd keeps three times the values
+        if not count:
+            return stage.exact.anchor.new_zeros(0, size, size)
+        rows = []
+        for point in stage.impulses(copies=3):  # autograd keeps three times the values
             x = point.requires_grad_()
             with torch.enable_grad():
                 halves = [energies.sum() / 2 for energies in stage.run(x)[1]]
             # The gradient of xᵀQx/2 at an impulse is a column of Q.
             slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
-            rows.append(torch.stack([s.flatten(1) for s in slopes]) if count else rows[0])
-        forms = torch.cat(rows, 1) if count else rows[0].new_zeros(0, size, size)
+            rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
+        forms = torch.cat(rows, 1)
         return (forms + forms.transpose(1, 2)) / 2
 
 
@@ -73,17 +72,9 @@ class _Span:
         return shapes[self.embed.outputs[0]], shapes[self.divide.inputs[0]]
 
     @cached_property
-    def groups(self) -> list[list[Advance]]:
-        """The advances of each form: consecutive activations of a formula that collapses share one."""
-        found: list[list[Advance]] = []
-        for op in self.exact.recipe.operations:
-            if not isinstance(op, Advance):
-                continue
-            if found and found[-1][0].formula == op.formula and _collapses(op.formula):
-                found[-1].append(op)
-            else:
-                found.append([op])
-        return found
+    def advances(self) -> list[Advance]:
+        """The recurrence of the coordinate, one step for each form."""
+        return [op for op in self.exact.recipe.operations if isinstance(op, Advance)]
 
     def run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Run points with m = τ = 1; return the image and the energy of each form."""
@@ -93,8 +84,7 @@ class _Span:
         given = dict.fromkeys(self.embed.outputs, ones) | {self.embed.outputs[0]: x}
         values = self.exact.evaluate(given, keep=True, operations=span)
         energies = [
-            torch.stack([values[name] for op in group for name in op.inputs[2:]]).sum(0)
-            for group in self.groups
+            torch.stack([values[name] for name in op.inputs[2:]]).sum(0) for op in self.advances
         ]
         return values[self.divide.inputs[0]].flatten(1), energies
 
@@ -112,17 +102,6 @@ class _Span:
         )
         both, one, other = (self.run(x)[0] for x in (a + b, a, b))
         return bool((both - one - other).norm() <= _LINEAR * (one.norm() + other.norm()))
-
-
-def _collapses(text: str) -> bool:
-    """Check on a few numbers that two activations need only the sum of their energies."""
-
-    def step(tau: float, n: float) -> float:
-        found: float = parse(text).evaluate({"tau": tau, "m": 0.75, "n": n}, vars(math))
-        return found
-
-    pairs = (0.5, 0.25), (3.0, 0.125), (0.75, 40.0)
-    return all(math.isclose(step(step(1.5, a), b), step(1.5, a + b)) for a, b in pairs)
 
 
 def _single(folded: RecipeModule, name: str) -> _Span:

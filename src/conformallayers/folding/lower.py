@@ -245,16 +245,14 @@ def _norm_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.add(layer.NormPool, value, **options)
 
 
-@lowers(*by_axis("AdaptiveMaxPool"))
-def _adaptive_max_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    if module.return_indices:
+@lowers(*by_axis("AdaptiveMaxPool"), *by_axis("AdaptiveAvgPool"))
+def _adaptive_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if getattr(module, "return_indices", False):
         return to.call(value, module, shape)
-    return to.add(layer.AdaptiveMaxPool, value, size=shape[1:])
-
-
-@lowers(*by_axis("AdaptiveAvgPool"))
-def _adaptive_avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.add(layer.AdaptiveAvgPool, value, size=shape[1:])
+    largest = isinstance(module, by_axis("AdaptiveMaxPool"))
+    return to.add(
+        layer.AdaptiveMaxPool if largest else layer.AdaptiveAvgPool, value, size=shape[1:]
+    )
 
 
 @lowers(*(kind for name in PADS for kind in by_axis(name)))
@@ -268,7 +266,7 @@ def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 @lowers(nn.Upsample)
 def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if module.mode == "area":  # torch runs it as adaptive pooling too
-        return _adaptive_avg_pool(to, value, module, shape)
+        return _adaptive_pool(to, value, module, shape)
     if module.mode == "bicubic":
         return to.call(value, module, shape)
     axes = len(shape) - 1
