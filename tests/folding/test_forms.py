@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.forms import (
@@ -11,6 +12,7 @@ from conformallayers.folding.forms import (
     forms_by_row,
     forms_of,
     keeps_rows,
+    matrix_of,
     rounding,
 )
 from support import both_forms, stage_of
@@ -58,3 +60,18 @@ def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool)
     assert keeps_rows(stage)
     rows, columns = forms_by_row(stage, 0.0).values, forms_by_column(stage)
     assert torch.allclose(rows, columns, rtol=1e-12, atol=1e-14 * float(columns.abs().max()))
+
+
+def test_the_matrix_of_few_outputs_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = []
+    pool = nn.functional.adaptive_avg_pool2d
+
+    def counted(x: Tensor, size: object) -> Tensor:
+        passed.append(len(x))
+        return pool(x, size)
+
+    monkeypatch.setattr(nn.functional, "adaptive_avg_pool2d", counted)
+    layers = cl.Conv2d(1, 25, 1), cl.ReSPro(projective=True), cl.AdaptiveAvgPool2d(1)
+    matrix = matrix_of(stage_of(cl.ConformalLayers(*layers), (1, 40, 40)))
+    assert matrix.shape == (25, 1600)
+    assert sum(passed) < 1600 / 4

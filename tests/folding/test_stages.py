@@ -103,13 +103,6 @@ def test_a_head_joins_the_last_stage_or_follows_it() -> None:
     assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", "affine"]
 
 
-def test_a_normalisation_disappears_into_the_layer_before_it() -> None:
-    image = cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro()
-    for layers, shape in ((image, (2, 8, 7)), ((cl.Linear(4, 3), nn.BatchNorm1d(3)), (4,))):
-        (stage,) = graph_of(randomised(cl.ConformalLayers(*layers)), shape).stages
-        assert [type(op.module).__name__ for op in stage.operators] == [type(layers[0]).__name__]
-
-
 # -- what a fold of stages computes -----------------------------------------------------------------
 
 

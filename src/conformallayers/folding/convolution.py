@@ -169,8 +169,8 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
         if first.is_diagonal:
             factor = inner.view(groups, 1, -1, *[1] * len(kernel))
             return (outer.unflatten(0, (groups, -1)) * factor).flatten(0, 1), after
-        inner = _spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
-        outer = _spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
+        inner = spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
+        outer = spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
         inner = regrouped(inner, first.groups, groups)
         return _product(inner, regrouped(outer, second.groups, groups), groups), after
 
@@ -246,8 +246,8 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | str:
         parts = [term.numbers() for term in terms]
         kernels: list[Tensor] = []
         for term, (weight, _) in zip(terms, parts, strict=True):
-            spread = [d // common for d, common in zip(term.dilation, dilation, strict=True)]
-            wide = _spread(regrouped(weight, term.groups, groups), spread)
+            steps = [d // common for d, common in zip(term.dilation, dilation, strict=True)]
+            wide = spread(regrouped(weight, term.groups, groups), steps)
             ends: list[int] = []
             for a in reversed(axes):
                 start = (before[a] - term.padding[a]) // dilation[a]
@@ -392,7 +392,7 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     return found
 
 
-def _spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
+def spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
     """Write a kernel with zeros between its entries."""
     for axis, step in enumerate(dilation, start=2):
         if step > 1 and weight.shape[axis] > 1:

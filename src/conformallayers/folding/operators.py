@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,11 +163,8 @@ def _without_bias(module: nn.Module) -> nn.Module:
 def merged(before: Operator, after: Operator) -> Operator | None:
     """Merge two consecutive operators into one layer, or return None where torch has no such layer.
 
-    A factor for each channel goes into the weight of the convolution before it, repeated channels into
-    the weight of the convolution behind them, and a margin of zeros becomes its padding.
+    Repeated channels go into the weight of the convolution behind them, and a margin of zeros becomes its padding.
     """
-    if isinstance(after.module, ChannelScale):
-        return _scaled_channels(before, after)
     if not is_plain(after.module, CONVOLUTIONS) or before.bias is not None:
         return None
     module: Any = copy.deepcopy(after.module)
@@ -180,17 +177,6 @@ def merged(before: Operator, after: Operator) -> Operator | None:
     else:
         return None
     return Operator(module, before.input_shape, after.output_shape, after.bias)
-
-
-def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
-    module: Any = copy.deepcopy(before.module)
-    multiplies = is_plain(module, (nn.Linear,)) and len(before.output_shape) == 1
-    if not (is_plain(module, CONVOLUTIONS) or multiplies):
-        return None
-    factor = cast(ChannelScale, after.module).factor
-    module.weight = module.weight * factor.view(-1, *[1] * (module.weight.dim() - 1))
-    bias = push_constant((after,), before.bias)
-    return Operator(module, before.input_shape, before.output_shape, bias)
 
 
 def _margin(module: Any) -> tuple[int, ...] | None:

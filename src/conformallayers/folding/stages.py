@@ -332,8 +332,7 @@ _Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
 def _steps(trace: Trace) -> list[_Step]:
     """Return the layers, joins and maps of a trace.
 
-    Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
-    margin of zeros go into the convolution beside them.
+    Repeated channels and a margin of zeros go into the convolution behind them.
     """
     users = Counter(source for step in trace.steps for source in step.sources)
     steps: list[_Step] = []

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.folding.strategies import conv
 from conformallayers.nn import bounds
-from conformallayers.recipe.layer_operations import Matmul
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -35,20 +34,3 @@ def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "best_route", lambda *a: calls.append(a) or search(*a))
     cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
     assert len(calls) == 1
-
-
-def test_the_matrix_of_few_outputs_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = []
-    pool = nn.functional.adaptive_avg_pool2d
-
-    def counted(x: Tensor, size: object) -> Tensor:
-        passed.append(len(x))
-        return pool(x, size)
-
-    monkeypatch.setattr(nn.functional, "adaptive_avg_pool2d", counted)
-    activation = cl.ReSPro(projective=True)
-    model = cl.ConformalLayers(cl.Conv2d(1, 25, 1), activation, cl.AdaptiveAvgPool2d(1))
-    folded = cl.fold(model.double(), (1, 40, 40), strategy="conv")
-    assert any(isinstance(op, Matmul) for op in folded.recipe.operations)
-    assert sum(passed) < 40 * 40 / 4
-    assert cl.fold_error(model, folded, torch.randn(3, 1, 40, 40).double()) < 1e-12

@@ -7,34 +7,24 @@ keeps the energy. It may give a matrix with fewer rows, or one whose first rows 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...graph.freeze import device_of
-from ...nn.bounds import Shape, conv_pads
-from ...nn.extra_layers import ChannelScale
-from ...nn.homogeneous import Channels
-from ...utils.axes import per_axis
+from ...nn.bounds import Shape
+from ...recipe.recipe import INPUT, RecipeBuilder
+from ..affine import AffineOperations
+from ..convolution import Convolution, compose, diagonal, regrouped, spread
 from ..cost import LANES, RATES, Cost, Rates, layer_cost
-from ..operators import (
-    CONVOLUTIONS,
-    POOLINGS,
-    Operator,
-    apply_all,
-    impulses,
-    is_plain,
-    receptive_field,
-    window,
-)
+from ..lower import Lowering
+from ..operators import POOLINGS, Operator, is_plain
 from ..stages import RadialStage
 
 _WINDOW = 4096  # coefficients that a composed kernel may read
@@ -42,18 +32,6 @@ _MATRIX = 2**22  # entries of a matrix behind the last activation
 _SPAN = 5  # activations whose energies may be computed from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
 How = Literal["layers", "conv", "pooled", "matrix"]
-
-
-class Window(NamedTuple):
-    """The receptive field of one output of a chain, per axis: size, stride, zeros around the input."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    def patch(self, phase: int) -> int:
-        """Return the number of places that ``phase`` neighbouring outputs per axis read together."""
-        return math.prod(w + (phase - 1) * s for w, s in zip(self.size, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,10 +62,10 @@ class RouteMap:
 
     def __init__(self, stage: RadialStage) -> None:
         self.stage = stage
-        self._windows: dict[tuple[int, int], Window | None] = {}
         self.operators = stage.operators
         self.axes = len(stage.input_shape) - 1
-        self.pads = [_padding(operator, self.axes) for operator in self.operators]
+        self._windows: dict[tuple[int, int], Convolution | None] = {}
+        self._forms = [_form(operator) for operator in self.operators]
         self.ends: list[int] = []
         position = 0
         for segment in stage.segments:
@@ -102,40 +80,28 @@ class RouteMap:
         """Return the product of the factors of a range of activations."""
         return math.prod(segment.factor for segment in self.stage.segments[slice(*levels)])
 
-    def window(self, start: int, stop: int) -> Window | None:
-        """Return the window of a part that composes into one convolution, or None."""
+    def window(self, start: int, stop: int) -> Convolution | None:
+        """Return a part of the layers as one convolution that pads with zeros, or None."""
         if (start, stop) not in self._windows:
             self._windows[start, stop] = self._window(start, stop)
         return self._windows[start, stop]
 
-    def _window(self, start: int, stop: int) -> Window | None:
-        operators = self.operators[start:stop]
-        slides = any(hasattr(operator.module, "kernel_size") for operator in operators)
-        if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
-            return None
-        padding: tuple[int, ...] | None = None
-        for operator, pads in zip(operators, self.pads[start:stop], strict=True):
-            if pads is None or (padding is not None and any(pads)):
-                return None  # zeros that a later layer pads are not zeros around the input
-            if padding is None and hasattr(operator.module, "kernel_size"):
-                padding = pads
-        fields = [receptive_field(operators, axis) for axis in range(self.axes)]
-        size, stride = zip(*fields, strict=True)
-        if math.prod(size) * self.shape(start)[0] > _WINDOW:
-            return None
-        return Window(size, stride, padding or (0,) * self.axes)
+    def _window(self, start: int, stop: int) -> Convolution | None:
+        found: Convolution | str | None = self._forms[stop - 1] if stop > start else None
+        if stop > start + 1 and isinstance(found, Convolution):
+            before = self.window(start, stop - 1)
+            found = None if before is None else compose(before, found, self.shape(start))
+        fits = isinstance(found, Convolution) and _patch(found, 1) <= _WINDOW
+        return found if isinstance(found, Convolution) and fits else None
 
     def pools(self, position: int, phase: int) -> bool:
         """Tell whether the layer at a position averages disjoint windows of ``phase`` places per axis."""
-        if position >= len(self.operators):
+        form = self._forms[position] if position < len(self.operators) else None
+        if form is None or form.kernel != (phase,) * self.axes or form.kernel != form.stride:
             return False
-        operator = self.operators[position]
-        return (
-            is_plain(operator.module, POOLINGS)
-            and all(window(operator, axis) == (phase, phase, 1) for axis in range(self.axes))
-            and self.pads[position] == (0,) * self.axes
-            and getattr(operator.module, "divisor_override", None) is None
-        )
+        module = self.operators[position].module
+        whole = not any(form.padding) and getattr(module, "divisor_override", None) is None
+        return whole and is_plain(module, POOLINGS)
 
     def patches(self, move: Move) -> int:
         """Return the channels of a step that computes several outputs from one patch."""
@@ -143,7 +109,7 @@ class RouteMap:
         channels = self.shape(move.stop)[0]
         if seen is None or move.phase == 1:
             return channels
-        patch = seen.patch(move.phase) * self.shape(move.start)[0]
+        patch = _patch(seen, move.phase)
         # An orthogonal change of basis leaves no more rows than a patch has coefficients; see ``fewest``.
         outputs: int = channels * move.phase**self.axes
         if move.how == "pooled":
@@ -234,7 +200,7 @@ def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) ->
     if seen is None:
         return Cost()
     channels = places.patches(move)
-    patch = inputs[0] * seen.patch(move.phase)
+    patch = _patch(seen, move.phase)
     positions = math.prod(outputs[1:]) // move.phase**places.axes
     idle = (-channels % LANES) * patch * positions
     return Cost(
@@ -257,8 +223,8 @@ def kernel_of(places: RouteMap, move: Move) -> Tensor:
     seen = places.window(move.start, move.stop)
     if seen is None:
         raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
-    operators = places.operators[move.start : move.stop]
-    kernel = _compose(operators, places.shape(move.start)[0], seen) * places.factor(move.levels)
+    weight = regrouped(seen.numbers()[0], seen.groups, 1)
+    kernel = spread(weight, seen.dilation) * places.factor(move.levels)
     if move.phase == 1:
         return kernel
     shifted = []
@@ -294,33 +260,22 @@ def _means_first(count: int) -> Tensor:
     return turned * torch.sign(turned[:, :1])
 
 
-def _compose(operators: Sequence[Operator], channels: int, seen: Window) -> Tensor:
-    """Return the kernel of a chain: its responses to impulses at all places of its window."""
-    shape = (channels, *seen.size)
-    bare = [_without_padding(operator) for operator in operators]
-    device = device_of(operator.module for operator in operators)
-    columns = [apply_all(bare, part) for part in impulses(shape, 256, device)]
-    response: Tensor = torch.cat(columns).flatten(1)  # (C_in · window, C_l)
-    return response.T.reshape(-1, *shape).contiguous()
+def _patch(form: Convolution, phase: int) -> int:
+    """Return the number of coefficients that ``phase`` neighbouring outputs per axis read together."""
+    sides = (w + (phase - 1) * s for w, s in zip(form.spans, form.stride, strict=True))
+    return form.channels[0] * math.prod(sides)
 
 
-def _without_padding(operator: Operator) -> Operator:
-    if not is_plain(operator.module, CONVOLUTIONS):
-        return operator
-    module: Any = copy.copy(operator.module)
-    module.padding = (0,) * len(module.kernel_size)
-    return Operator(module, operator.input_shape, operator.output_shape)
-
-
-def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
-    """Return the zeros around each axis, or None for an operator that slides no window."""
-    module: Any = operator.module
-    if is_plain(module, CONVOLUTIONS):
-        pads = tuple(before for before, after in conv_pads(module) if before == after)
-        zeros = module.padding_mode == "zeros" or not any(pads)
-        return pads if zeros and len(pads) == axes else None
-    if is_plain(module, POOLINGS):
-        plain = not any(per_axis(module.padding, axes)) and not module.ceil_mode
-        return (0,) * axes if plain else None
-    by_channel = isinstance(module, (ChannelScale, Channels))
-    return (0,) * axes if operator.multiple or by_channel else None
+def _form(operator: Operator) -> Convolution | None:
+    """Return an operator as a convolution that pads with zeros, or None."""
+    shapes = operator.input_shape, operator.output_shape
+    builder = RecipeBuilder(shapes[0])
+    output = Lowering(builder).module(INPUT, operator.module, shapes[1])
+    if output == INPUT:
+        return diagonal(torch.ones(shapes[0][0], dtype=torch.float64), None, len(shapes[0]) - 1)
+    (first, *others), recipe = builder.operations, builder.recipe(output)
+    link = None if others else AffineOperations(recipe).link(first, 0, *shapes)
+    form = None if link is None or link.rows else link.form
+    if form is None or not form.kernel or form.mode != "zeros" or form.output_padding is not None:
+        return None
+    return form
