@@ -25,8 +25,10 @@ from safetensors.numpy import save as serialized
 from .. import __version__
 from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
-from .layer_operations import Call
+from .integer_operations import IntegerRebase
+from .layer_operations import Add, Call, Elementwise
 from .operation import OPERATIONS, Operation, Positive, expect
+from .point_operations import FormulaOperation
 from .recipe import Recipe
 
 FORMAT = 3  # raised when older readers could not understand a file
@@ -37,6 +39,8 @@ LARGEST = 2**53  # of an integer; float64 has all integers below it
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
 WINDOWS_LIMIT = 2**30  # elements of all windows of a convolution or pooling together
+# Operations that read scalars of samples only; all others read features first.
+_ON_SCALARS = Add, Elementwise, FormulaOperation, IntegerRebase
 _DOCUMENT, _SUM = "conformallayers", "sha256"
 _AGAIN = "Save it again with cl.save of this version, or copy it again."
 
@@ -159,6 +163,7 @@ def _check_sizes(recipe: Recipe) -> None:
         _limit(prod(shape), VALUE_LIMIT, f"elements of {name!r:.60}")
     for op in recipe.operations:
         before, after = shapes[op.inputs[0]], shapes[op.outputs[0]]
+        expect(before or isinstance(op, _ON_SCALARS), f"{op.kind} of a number, not of features")
         padding, kernel = getattr(op, "padding", ()), getattr(op, "kernel", ())
         if padding and not kernel:
             kernel = recipe.constant_shape(op.weight)[2:]  # type: ignore[attr-defined]
