@@ -8,8 +8,6 @@ const like = (x, size = x.length) => new x.constructor(size);
 // One number for each sample, rounded as an array of features would hold it.
 const rounded = (number, x) => (x instanceof Float32Array ? Math.fround(number) : number);
 
-const largest = (x) => (x instanceof Float32Array ? 3.4028234663852886e38 : Number.MAX_VALUE);
-
 function scaled(z, number) {
   const factor = rounded(number, z);
   return z.map((value) => value * factor);
@@ -19,12 +17,6 @@ function dot(a, b, size = a.length, startA = 0, startB = 0) {
   let sum = 0;
   for (let i = 0; i < size; i++) sum += a[startA + i] * b[startB + i];
   return sum;
-}
-
-function peakOf(x) {
-  let peak = 0;
-  for (let i = 0; i < x.length; i++) peak = Math.max(peak, Math.abs(x[i])); // NaN stays NaN
-  return peak;
 }
 
 // Return (start, …) times a matrix (size, columns) that begins at an offset of its array.

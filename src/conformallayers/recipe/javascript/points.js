@@ -9,31 +9,11 @@ function normalize(op) {
   return (x) => [x, 1, Math.sqrt(dot(x, x) + offset * offset)];
 }
 
-// 2 to a power, in two factors: one of them alone could leave the range of numbers.
-function timesPower(x, exponent) {
-  const half = Math.trunc(exponent / 2);
-  return x * 2 ** half * 2 ** (exponent - half);
-}
-
-// The exponent e with |x| = f·2^e and 0.5 <= f < 1; 0 for zero.
-function exponentOf(x) {
-  if (x === 0) return 0;
-  let e = Math.floor(Math.log2(x)) + 1;
-  while (timesPower(x, -e) >= 1) e++;
-  while (timesPower(x, -e) < 0.5) e--;
-  return e;
-}
-
 function rescale(op) {
   return (z, m, tau) => {
-    const high = largest(z) ** 0.6;
-    let n = dot(z, z);
-    if (n > high || (n < 1 / high && tau !== 0)) {
-      const peak = peakOf(z), e = exponentOf(Number.isFinite(peak) ? peak : 1);
-      z = z.map((value) => timesPower(value, -e));
-      [m, tau, n] = [timesPower(m, e), timesPower(tau, -e), dot(z, z)];
-    }
-    return [z, m, tau, n * op.settings.weight];
+    const n = dot(z, z), finite = n > 0 && n < Infinity;
+    const factor = 2 ** (finite ? -Math.round(Math.log2(n) / 2) : 0);
+    return [scaled(z, factor), m / factor, tau * factor, n * factor * factor * op.settings.weight];
   };
 }
 

@@ -40,15 +40,11 @@ RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x
 def _rescale(
     op: point.Rescale, net: Context, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
-    # Squares of this size leave room for the products behind them; other samples are scaled by powers of two.
-    n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
-    if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
-        peak = _peak(z)
-        _, exponent = np.frexp(np.where(np.isfinite(peak), peak, 1))
-        z = np.ldexp(z, -column(exponent, z))
-        m, tau = np.ldexp(m, exponent), np.ldexp(tau, -exponent)
-        n = _squared_norm(z)
-    return z, m, tau, n * op.weight
+    n = _squared_norm(z)
+    _, double = np.frexp(np.where(np.isfinite(n), n, 1.0))
+    power = double // 2  # of the norm; powers of two are exact
+    z, n = np.ldexp(z, -column(power, z)), np.ldexp(n, -2 * power)
+    return z, np.ldexp(m, power), np.ldexp(tau, -power), n * op.weight
 
 
 @RUN.runs(point.BandedForm)
@@ -84,12 +80,6 @@ def _rebase(
     coordinate = np.minimum(m * op.coordinate * tau, LARGEST_COORDINATE)
     alive = np.where(np.isnan(tau), tau, tau != 0)
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
-
-
-def _peak(x: Array) -> Array:
-    """Return the largest absolute value of each sample, (B,)."""
-    rows = flat(x)
-    return np.asarray(np.maximum(rows.max(1), -rows.min(1)))
 
 
 def _squared_norm(z: Array) -> Array:

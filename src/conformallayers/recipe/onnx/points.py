@@ -16,6 +16,7 @@ import numpy as np
 
 from ...formula import FUNCTIONS
 from .. import point_operations as point
+from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
@@ -212,7 +213,9 @@ def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Tau, m: object) -
 def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Any, tau: Tau
 ) -> tuple[Value, Any, Tau]:
-    coordinate = tau.value * (m * op.coordinate)
+    coordinate = _value(tau.value * (m * op.coordinate))
+    if isinstance(coordinate, Value) and coordinate.dtype == WIDE:
+        coordinate = coordinate.node("Min", LARGEST_COORDINATE)
     return tau.divide(z, op.scale), coordinate, replace(tau, value=1.0)
 
 
