@@ -125,13 +125,10 @@ def _adaptive_options(n: int) -> Iterator[_Options]:
 def _upsample_options(n: int) -> Iterator[_Options]:
     linear = ("linear", "bilinear", "trilinear")[n - 1]
     yield {"scale_factor": 2}
-    yield {"size": _first(n, 8, 5, 7) if n > 1 else 8, "mode": "nearest-exact"}
+    yield {"scale_factor": _first(n, 2, 1, 3) if n > 1 else 3, "mode": "nearest-exact"}
     yield {"scale_factor": 1.7, "mode": linear}
     yield {"scale_factor": 1.7, "mode": linear, "recompute_scale_factor": True}
     yield {"size": 5, "mode": linear, "align_corners": True}
-    yield {"scale_factor": 1.6, "mode": "area"}
-    if n == 2:
-        yield {"scale_factor": (1.5, 2.0), "mode": "bicubic"}
 
 
 def _label(options: _Options) -> str:

@@ -71,18 +71,6 @@ def test_the_recurrence_in_root_mean_squares_by_hand():
     assert torch.allclose(model(x), 2 * x / t, rtol=1e-14)
 
 
-def test_entries_are_of_order_one_in_root_mean_squares():
-    torch.manual_seed(0)
-    layers = cl.Conv2d(3, 8, 3), cl.ReSPro(projective=True), nn.LPPool2d(2, 2)
-    x = torch.randn(4, 3, 32, 32)
-    sizes = {
-        unit: cl.ConformalLayers(*layers, unit=unit)(x).detach().square().mean().sqrt().item()
-        for unit in ("norm", "rms")
-    }
-    assert sizes["norm"] < 0.05
-    assert 0.1 < sizes["rms"] < 3
-
-
 @pytest.mark.parametrize("unit", ["norm", "rms"])
 def test_an_offset_makes_contrast_visible(unit):
     plain = embedded(lambda: cl.ReSPro(projective=True), unit=unit).eval()
@@ -106,23 +94,8 @@ def test_gradients_of_a_learned_offset():
     assert torch.autograd.gradcheck(run, (x, model.log_offset.detach().requires_grad_()))
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-20, 1e20, 1e300])
-@pytest.mark.parametrize("offset", [1e-200, 1.0, 1e200])
-def test_offsets_and_inputs_of_any_scale(scale, offset):
-    model = cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro(projective=True), offset=offset).double()
-    x = scale * samples((4,), torch.float64)
-    for run in (model, model.eval()):
-        y = run(x)
-        assert bool(y.isfinite().all())
-        if offset == 1e200 and scale <= 1e20:
-            assert y.abs().max() < 1e-100
-        if offset == 1e-200 and scale in (1e-20, 1e20, 1e300):
-            paper = cl.ConformalLayers(*model).double()
-            assert torch.allclose(y, paper(x), rtol=1e-12)
-
-
 @embeddings
-def test_offset_and_unit_stay(settings, tmp_path):
+def test_offset_and_unit_stay(settings):
     model = embedded(lambda: cl.ReSPro(), **settings)
     x = samples((2, 6, 6), torch.float64)
 
@@ -151,10 +124,6 @@ def test_offset_and_unit_stay(settings, tmp_path):
     same(other)
     model.append(cl.Scale()).insert(0, cl.Identity())
     same(model)
-    cl.save(model, tmp_path / "model.cl")
-    loaded = cl.load(tmp_path / "model.cl")
-    same(loaded)
-    assert torch.equal(loaded(x), model(x))
     shown = {name: value for name, value in settings.items() if value not in (None, "norm")}
     for name in ("offset", "unit"):
         assert (

@@ -161,12 +161,6 @@ def test_split_counts_the_largest_bound_of_its_groups() -> None:
     assert cl.trace(model, (5, 4)).alphas == (1.0, pytest.approx(5**0.5))
 
 
-def test_a_norm_of_nothing_but_padding_is_refused() -> None:
-    model = cl.ConformalLayers(nn.MaxPool1d(2, 1, 1, dilation=2))
-    for run in (lambda: model(torch.ones(1, 1, 1)), lambda: cl.trace(model, (1, 1))):
-        assert_says(run, "MaxPool1d at position 0", "at least one pixel")
-
-
 def test_copies_and_pickles() -> None:
     split = cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)])
     model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), split, nn.PReLU(4))

@@ -296,8 +296,8 @@ def test_groups_with_hooks_or_other_windows_run_one_by_one() -> None:
         model(x[:, :1])
 
 
-@pytest.mark.parametrize("offset", [None, 0.5, 1e30])
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30, torch.inf])
+@pytest.mark.parametrize("offset", [None, 0.5])
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e12, torch.inf])
 def test_samples_of_another_scale_leave_others_alone(scale: float, offset: float | None) -> None:
     torch.manual_seed(0)
     model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), cl.Conv2d(4, 3, 3), offset=offset)

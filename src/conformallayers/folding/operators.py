@@ -18,9 +18,6 @@ from ..nn.extra_layers import ChannelScale, RepeatChannels
 from ..nn.registry import computes_like, find_spec, is_affine
 from ..utils.axes import per_axis
 
-_ADJOINT_TOLERANCE = 1e-12  # of inner products in float64
-_MATRIX_CHUNK = 2**24  # elements of a matrix that are computed at once
-
 
 @dataclass(frozen=True, eq=False)
 class Operator:
@@ -33,30 +30,8 @@ class Operator:
 
     def apply(self, x: Tensor) -> Tensor:
         """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
-        if torch.is_grad_enabled() and x.requires_grad and self._matrix is not None:
-            product: Tensor = torch.sparse.mm(self._matrix, x.flatten(1).T)
-            return product.T.view(-1, *self.output_shape)
         result: Tensor = self.module(x)
         return result
-
-    @cached_property
-    def _matrix(self) -> Tensor | None:
-        """U as a sparse matrix, if the gradient of the module is not its adjoint; otherwise None.
-
-        torch interpolates an axis by its scale in the forward pass and copies it in the backward pass
-        where the size of the axis stays the same.
-        """
-        device = device_of([self.module])
-        plain = is_plain(self.module, (*CONVOLUTIONS, *POOLINGS, nn.Linear, nn.Flatten))
-        if plain or _gradient_is_adjoint(self, device):
-            return None
-        chunk = max(1, _MATRIX_CHUNK // math.prod(self.output_shape))
-        with torch.no_grad():
-            columns = [
-                self.module(batch).flatten(1).T.to_sparse()
-                for batch in impulses(self.input_shape, chunk, device)
-            ]
-        return torch.cat(columns, 1).coalesce()
 
     @cached_property
     def norm(self) -> float:
@@ -122,21 +97,6 @@ class Operator:
         if "Transpose" in type(self.module).__name__:
             return math.prod(self.input_shape) * weight[0].numel()
         return outputs * weight[0].numel()
-
-
-def _gradient_is_adjoint(operator: Operator, device: torch.device) -> bool:
-    """Compare ⟨U x, y⟩ with ⟨x, Uᵀ y⟩ for one random pair, where autograd computes Uᵀ y."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (
-        torch.randn(1, *shape, generator=generator, dtype=torch.float64).to(device)
-        for shape in (operator.input_shape, operator.output_shape)
-    )
-    with torch.enable_grad():
-        image: Tensor = operator.module(x.requires_grad_())
-        (gradient,) = torch.autograd.grad(image, x, y, allow_unused=True, materialize_grads=True)
-    difference = (image * y).sum() - (x * gradient).sum()
-    scale = image.norm() * y.norm() + x.norm() * gradient.norm()
-    return bool(difference.abs() <= _ADJOINT_TOLERANCE * scale)
 
 
 def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> Operator:

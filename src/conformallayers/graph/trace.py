@@ -15,7 +15,7 @@ from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join, joined_bound
 from ..nn.container import ConformalSequential
-from ..nn.registry import is_homogeneous, spec_of, warn_if_eps_dominates
+from ..nn.registry import is_homogeneous, spec_of
 from ..utils.html import Block, Printed, Table
 from .capture import capture
 from .freeze import frozen_wide
@@ -146,7 +146,6 @@ def trace_part(graph: Graph, part: Part) -> Trace:
     """Return the steps of a ConformalLayers in a graph, in float64; nothing is computed on data."""
     embed, inner = graph.nodes[part.embed], graph.nodes[part.embed + 1 : part.leave]
     nodes = [replace(node, module=frozen_wide(node.module)) for node in inner]
-    warn_if_eps_dominates((node.name, node.module) for node in nodes)
     rms, shape = embed.module.unit == "rms", embed.shape or ()
     start = norm_unit(shape, rms)
     places, steps = {-1: _Place(start, start)}, list[Step]()

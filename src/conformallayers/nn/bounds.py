@@ -219,79 +219,35 @@ def repeat_bound(module: Any, shape: Shape) -> float:
 
 def upsample_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
-    return math.sqrt(math.prod(_interpolation_sums(shape[1:], *_upsample_options(module, shape))))
-
-
-def _upsample_options(module: Any, shape: Shape) -> tuple[Any, ...]:
-    """Return the arguments of ``nn.Upsample``, one size and scale for each axis, as tuples."""
+    factor = repeated_pixels(module, shape)
+    if factor is not None:
+        return factor
     size, scale = (
         None if value is None else per_axis(value, len(shape) - 1)
         for value in (module.size, module.scale_factor)
     )
-    return size, scale, module.mode, module.align_corners, module.recompute_scale_factor
-
-
-def nearest_depends_on_dtype(module: Any, shape: Shape) -> bool:
-    """Check whether ``nn.Upsample`` copies other pixels in float32 than in float64.
-
-    torch computes their places in the dtype of the image, and a product such as 23 · (1/2.3) is below 10
-    in one dtype and 10 in the other.
-    """
-    nearest = module.mode in ("nearest", "nearest-exact")
-    return nearest and _rounds_differently(shape[1:], *_upsample_options(module, shape))
-
-
-@lru_cache(maxsize=256)
-def _rounds_differently(spatial: Shape, *options: Any) -> bool:
-    layer = nn.Upsample(*options)
-    return any(
-        not torch.equal(
-            _places(layer, spatial, axis, torch.float64),
-            _places(layer, spatial, axis, torch.float32).double(),
-        )
-        for axis in range(len(spatial))
-    )
-
-
-def _places(layer: nn.Module, spatial: Shape, axis: int, dtype: torch.dtype) -> Tensor:
-    """Return the place in the input of each position of an axis: the image of 0, 1, 2, … along it.
-
-    The other axes have their own size, because torch rounds by it which neighbour is nearest.
-    """
-    n = spatial[axis]
-    ramp = torch.arange(n, dtype=dtype).view(n, *[1] * (len(spatial) - axis - 1))
-    image: Tensor = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
-    return image.reshape(-1, image.shape[-1])[0]
+    options = module.mode, module.align_corners, module.recompute_scale_factor
+    return math.sqrt(math.prod(_interpolation_sums(shape[1:], size, scale, *options)))
 
 
 def repeated_pixels(module: Any, shape: Shape) -> float | None:
-    """Return the norm factor of ``nn.Upsample`` if it repeats pixels by an integer factor per axis."""
-    factors = module.scale_factor
-    if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):
-        return None  # a single number leaves the number of axes open
-    whole = all(factor >= 1 and factor == int(factor) for factor in factors)
-    return math.sqrt(math.prod(factors)) if whole else None
+    """Return the norm factor of ``nn.Upsample`` if it repeats pixels, else None."""
+    if module.mode not in ("nearest", "nearest-exact"):
+        return None
+    return math.sqrt(math.prod(per_axis(module.scale_factor, len(shape) - 1)))
 
 
 @lru_cache(maxsize=256)
 def _interpolation_sums(
     spatial: Shape, size: Shape | None, scale: tuple[float, ...] | None, *options: Any
 ) -> list[float]:
-    """Return the product of the largest row and column sum of an interpolation along each axis."""
-    layer = nn.Upsample(size, scale, *options)
-    products = []
+    """Return the largest column sum of a linear interpolation along each axis; rows have the sum 1."""
+    layer, products = nn.Upsample(size, scale, *options), []
     for axis, n in enumerate(spatial):
-        if layer.mode in ("bicubic", "area"):
-            column = (
-                None if size is None else (size[axis], 1),
-                None if scale is None else (scale[axis], 1.0),
-            )
-            eye = torch.eye(n, dtype=torch.float64).view(1, n, n, 1)
-            matrix = nn.Upsample(*column, *options)(eye)[0, :, :, 0].abs()
-            products.append(float(matrix.sum(0).max() * matrix.sum(1).max()))
-            continue
-        # Each row has two positive weights with sum 1, and its place gives both.
-        place = _places(layer, spatial, axis, torch.float64)
+        # The image of 0, 1, 2, … gives the place of each row, and so its two weights.
+        ramp = torch.arange(n, dtype=torch.float64).view(n, *[1] * (len(spatial) - axis - 1))
+        image: Tensor = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
+        place = image.reshape(-1, image.shape[-1])[0]
         low = place.floor()
         columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
         columns.index_add_(0, low.long(), 1 - (place - low))
@@ -320,17 +276,14 @@ def pad_mode(module: nn.Module) -> str:
 def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     """Count the occurrences of the most repeated pixel of an axis after padding.
 
-    Negative padding crops; circular padding crops first and then repeats the remaining pixels.
+    Negative padding crops.
 
     Examples:
         >>> pad_copies(8, 1, 1, "replicate"), pad_copies(8, 2, 2, "reflect")
         (2, 2)
-        >>> pad_copies(4, 1, -1, "circular")
-        2
     """
     if mode == "circular":
-        kept = size + min(before, 0) + min(after, 0)
-        return -(-(kept + max(before, 0) + max(after, 0)) // kept)
+        return -(-(size + before + after) // size)
     last, places = size - 1, range(-before, size + after)
     if mode == "replicate":
         return max(Counter(min(max(place, 0), last) for place in places).values())

@@ -8,7 +8,6 @@ itself, because nothing guarantees that the override is linear.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -213,36 +212,6 @@ def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int)
 def has_batch_statistics(module: nn.Module) -> bool:
     """Check whether a module contains a batch norm, which updates its statistics in training."""
     return any(isinstance(child, BATCH_NORMS) for child in module.modules())
-
-
-def warn_if_eps_dominates(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Return the (path, module) pairs; warn about batch norms that mostly divide by their eps.
-
-    The points of a deep network are small, and a norm does not amplify a variance below its eps.
-    """
-    pairs = list(modules)
-    norms = {
-        below(path, name) if name else path: child
-        for path, module in pairs
-        for name, child in module.named_modules()
-        if isinstance(child, BATCH_NORMS) and _eps_dominates(child)
-    }
-    if norms:
-        warnings.warn(
-            f"batch normalisation at position {', '.join(norms)}: the running variance of most "
-            "channels is below eps, so they are hardly normalised. Scale up the input of the norm, "
-            "for example with cl.Scale, or set a smaller eps.",
-            UserWarning,
-            stacklevel=2,
-        )
-    return pairs
-
-
-def _eps_dominates(norm: Any) -> bool:
-    variance: Tensor | None = norm.running_var
-    if variance is None or variance.is_meta:
-        return False
-    return bool((variance < norm.eps).double().mean() > 0.5)
 
 
 def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from .homogeneous import Abs, Channels
 from .specs import Check, LayerSpec
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
-MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d
 PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
 NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
 
@@ -78,9 +77,13 @@ _one_output = _requires("return_indices", False, "A layer returns one tensor.")
 _euclidean = _requires("norm_type", 2, "Only the Euclidean norm of windows is supported.")
 
 
-def _zero_value(module: nn.Module) -> str | None:
+def _pads_linearly(module: Any) -> str | None:
     value = getattr(module, "value", 0)
-    return None if value == 0 else f"expected padding with 0, got {value}. Padding must be linear."
+    if value != 0:
+        return f"expected padding with 0, got {value}. Padding must be linear."
+    if bounds.pad_mode(module) == "circular" and min(module.padding) < 0:
+        return f"expected circular padding without cropping, got {module.padding}. Crop first."
+    return None
 
 
 def _keeps_batch(module: nn.Module) -> str | None:
@@ -88,6 +91,21 @@ def _keeps_batch(module: nn.Module) -> str | None:
     if dim == 0:
         return "expected the batch axis to stay, got axis 0. Start at axis 1."
     return None
+
+
+def _interpolates_linearly(module: Any) -> str | None:
+    """Refuse what has no simple bound, or copies other pixels in float32 than in float64."""
+    if module.mode in ("linear", "bilinear", "trilinear"):
+        return None
+    scales = module.scale_factor
+    scales = scales if isinstance(scales, tuple) else (scales,)
+    nearest = module.mode in ("nearest", "nearest-exact")
+    if nearest and all(
+        scale is not None and scale >= 1 and scale == int(scale) for scale in scales
+    ):
+        return None
+    got = f"mode={module.mode!r}, scale_factor={module.scale_factor}"
+    return f"expected nearest neighbours with a whole scale_factor, got {got}. Use mode='bilinear'."
 
 
 def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
@@ -104,7 +122,7 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
     )
     padding = LayerSpec(
-        bounds.pad_bound, check=_zero_value, rank=rank, norm_factor=_one_without_copies
+        bounds.pad_bound, check=_pads_linearly, rank=rank, norm_factor=_one_without_copies
     )
     batch_norm = LayerSpec(
         bounds.channel_bound,
@@ -146,7 +164,9 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
         norm_factor=bounds.one,
     ),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), _MOVES),
-    nn.Upsample: LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels),
+    nn.Upsample: LayerSpec(
+        bounds.upsample_bound, check=_interpolates_linearly, norm_factor=bounds.repeated_pixels
+    ),
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
     Rescale: LayerSpec(bounds.rescale_bound, affine=True),

@@ -217,7 +217,7 @@ def test_a_mean_of_coloured_images_stays_behind_the_channels() -> None:
     [
         (nn.Upsample(scale_factor=(2, 3), mode="nearest"), True),
         (nn.Upsample(scale_factor=(2.0, 2.0), mode="nearest-exact"), True),
-        (nn.Upsample(scale_factor=2, mode="nearest"), False),
+        (nn.Upsample(scale_factor=2, mode="nearest"), True),
         (nn.Upsample(scale_factor=(1.5, 2), mode="nearest"), False),
         (nn.Upsample(size=(8, 8), mode="nearest"), False),
         (nn.Upsample(scale_factor=(2, 2), mode="bilinear"), False),
