@@ -357,11 +357,14 @@ def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return result
 
 
+_FREE = (*by_axis("ConstantPad"), *by_axis("CircularPad"), nn.Upsample)
+
+
 def by_sample(module: nn.Module) -> bool:
     """Tell whether a module is known to treat samples independently in evaluation mode."""
     spec = find_spec(module)
-    # The problems of these specs concern folds alone: pads other than 0, maps that work in place.
-    free = spec is None or spec.homogeneous or isinstance(module, by_axis("ConstantPad"))
+    # The problems of these specs concern ConformalLayers alone: pads other than 0, other interpolations.
+    free = spec is None or spec.homogeneous or isinstance(module, _FREE)
     if spec is None or free:
         return find_lowering(module) is not None
     return spec.problem(module) is None
