@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from .container import ConformalLayers, layer_by_layer
 from .errors import ConformalError, cause_line, checked_shape, refusal
 from .graph.capture import capture
-from .graph.graph import INPUT, Graph, Node
+from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import RadialActivation, ReSPro
 from .nn.branches import Join, Parallel, Residual
 from .nn.homogeneous import Abs
@@ -435,7 +435,7 @@ class _Assembly:
         join, sources = self.modules[end], self.graph.nodes[end].sources
         if not isinstance(join, Join):
             return join
-        inside = [self._between(start, source) for source in sources]
+        inside = [between(self.graph, start, source) for source in sources]
         # A node on two branches is computed once: neither Residual nor Parallel can share it.
         if sum(map(len, inside)) > len(set().union(*inside)):
             return self._traced(start, end)
@@ -447,22 +447,11 @@ class _Assembly:
         parts = (self._sequence(branch) if branch else nn.Identity() for branch in branches)
         return Parallel(*parts, join="concatenate", dim=join.dim)
 
-    def _between(self, start: int, end: int) -> set[int]:
-        """Return the nodes on all ways from a value to another, without the first."""
-        found: set[int] = set()
-        ends = [end]
-        while ends:
-            number = ends.pop()
-            if number != start and number not in found:
-                found.add(number)
-                ends += self.graph.nodes[number].sources
-        return found
-
     def _traced(self, start: int, end: int) -> Traced:
         """Return branches that share values as a graph."""
         graph, root = fx.Graph(), nn.Module()
         nodes = {start: graph.placeholder("x")}
-        for number in sorted(self._between(start, end)):
+        for number in sorted(between(self.graph, start, end)):
             values = [nodes[source] for source in self.graph.nodes[number].sources]
             module, name = self.modules[number], _key(self.graph, number)
             if not isinstance(module, Join):

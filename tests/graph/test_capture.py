@@ -138,20 +138,14 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-class OneSize(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(2, -1) * 2
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (Several(), r"one input, got the inputs x, y\. Fold a part of it: model.part = cl.fold"),
         (Branching(), r"can trace, got .* control flow\. Fold a part of it"),
-        (OneSize(), "any number of samples"),
         (nn.Linear(5, 2), "any number of samples"),
     ],
-    ids=["two inputs", "control flow", "one batch size", "another shape"],
+    ids=["two inputs", "control flow", "another shape"],
 )
 def test_refusals_say_what_to_fold_instead(model: nn.Module, message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):

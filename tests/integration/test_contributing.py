@@ -30,7 +30,7 @@ from conformallayers.folding.strategies.base import (
     normalised,
 )
 from conformallayers.nn.registry import _SPECS
-from conformallayers.nn.specs import LayerSpec
+from conformallayers.nn.supported import LayerSpec
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.numpy import network as numpy_runtime

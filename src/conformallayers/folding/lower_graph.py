@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..graph.freeze import frozen_wide
-from ..graph.graph import INPUT, Graph, Node
+from ..graph.graph import INPUT, Graph, Node, between
 from ..nn.branches import Join
 from ..nn.registry import find_spec
 from ..recipe import layer_operations as layer
@@ -36,7 +36,7 @@ def lower_graph(graph: Graph, parts: Mapping[int, LoweredPart]) -> tuple[Recipe,
     """
     builder = RecipeBuilder(graph.input_shape)
     values, plans = {INPUT: recipes.INPUT}, dict[str, Plan]()
-    inside = {number for end, part in parts.items() for number in _between(graph, part.feed, end)}
+    inside = {number for end, part in parts.items() for number in between(graph, part.feed, end)}
     for number, node in enumerate(graph.nodes):
         if number in parts:
             part = parts[number]
@@ -46,17 +46,6 @@ def lower_graph(graph: Graph, parts: Mapping[int, LoweredPart]) -> tuple[Recipe,
             sources = [values[source] for source in node.sources]
             values[number] = _lower(builder, graph, node, sources)
     return builder.recipe(values[graph.output]), plans
-
-
-def _between(graph: Graph, feed: int, end: int) -> set[int]:
-    """Return the nodes of a part and of the layers that it has absorbed."""
-    found, ends = set[int](), [end]
-    while ends:
-        number = ends.pop()
-        if number != feed and number not in found:
-            found.add(number)
-            ends += graph.nodes[number].sources
-    return found
 
 
 def _lower(builder: RecipeBuilder, graph: Graph, node: Node, sources: list[str]) -> str:

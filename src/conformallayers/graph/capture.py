@@ -26,7 +26,7 @@ from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Graph, Node, kind_of
 from .layers import Branches, NodeList
 
-_BATCHES = 2, 3  # sizes of the two runs that record shapes: an axis that differs is the batch
+_BATCHES = 2, 4  # sizes of the two runs that record shapes: an axis that differs is the batch
 _ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
 
 
@@ -342,14 +342,16 @@ class _Reader:
         source = given[0] if alone else None
         before = self.values.get(source) if isinstance(source, fx.Node) else None
         value = self.values.get(node)
+        if isinstance(source, fx.Node) and isinstance(module, ConformalSequential):
+            # Rows that are not samples, such as the frames of videos, are embedded by themselves.
+            row = before.row if isinstance(before, _Mixed) else getattr(before, "shape", None)
+            if row is None:
+                expected, remedy = "rows of one shape", "Keep the batch axis first."
+                raise refusal(f"ConformalLayers at {path}", expected, "others", remedy)
+            return self.nodes.add_container(path, module, self.numbers[source], row)
         if not isinstance(source, fx.Node) or not isinstance(before, Batch):
-            if isinstance(module, ConformalSequential):
-                expected, remedy = "samples on the first axis", "Keep the batch axis first."
-                raise refusal(f"ConformalLayers at {path}", expected, "another value", remedy)
             return self._call(node)
         number, shape = self.numbers[source], before.shape or ()
-        if isinstance(module, ConformalSequential):
-            return self.nodes.add_container(path, module, number, shape)
         if isinstance(module, Composite):
             return Branches(self.nodes).run(path, module, number)
         if not isinstance(value, Batch):

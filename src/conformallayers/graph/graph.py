@@ -120,6 +120,17 @@ class Graph(Printed):
         yield Table(["name", "kind", "call", "from", "output"], rows)
 
 
+def between(graph: Graph, start: int, end: int) -> set[int]:
+    """Return the nodes on all ways from a value to another, without the first."""
+    found, ends = set[int](), [end]
+    while ends:
+        number = ends.pop()
+        if number != start and number not in found:
+            found.add(number)
+            ends += graph.nodes[number].sources
+    return found
+
+
 def kind_of(module: nn.Module, shape: Shape | None) -> Kind:
     """Return what a module does to samples of a shape."""
     if isinstance(module, Join):

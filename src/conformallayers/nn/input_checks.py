@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import refusal_at, shape_text
-from .specs import LayerSpec
+from .supported import LayerSpec
 
 
 def check_input(

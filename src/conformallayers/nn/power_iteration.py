@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from ..functional import full_precision, wide_dtype
 from .activations import RadialActivation
 from .registry import linear_part
-from .specs import LayerSpec
+from .supported import LayerSpec
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
 

@@ -23,8 +23,16 @@ from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
 from .pooling import avg_pool, norm_pool, pool_groups
-from .specs import Bound, Check, LayerSpec, scale_output
-from .supported import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
+from .supported import (
+    BATCH_NORMS,
+    NORM_POOLS,
+    REFUSED,
+    SUPPORTED,
+    Bound,
+    Check,
+    LayerSpec,
+    scale_output,
+)
 
 SUPPORTED_KINDS = (
     "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...nn.extra_layers import Scale
 from ...nn.registry import find_spec
-from ...nn.specs import scale_output
+from ...nn.supported import scale_output
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..cost import Cost, layer_cost
