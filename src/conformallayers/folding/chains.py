@@ -135,16 +135,8 @@ def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | N
         if usable and before.form is not None and before.rows == rows:
             form = _on_axes(link.form, 0 if rows else len(last.input_shape) - 1)
             shape = last.input_shape
-            moved = Link(
-                f"{link.output} before {last.output}",
-                shape,
-                shape,
-                form,
-                link.cost,
-                (),
-                link.origin,
-                rows,
-            )
+            name, held = f"{link.output} before {last.output}", link.origin
+            moved = Link(name, shape, shape, form, link.cost, origin=held, rows=rows)
             return moved, replace(last, output=link.output)
     return None
 
@@ -195,11 +187,15 @@ def worth_merging(links: Sequence[Link], one: Link) -> str | None:
     kernels = (link.cost.weights > 0 and not form.is_diagonal for link, form in pairs)
     if not any(kernels) and not all(form.is_diagonal for form in forms):
         return "a pool without weights stays a pool"
-    apart = total(links)
-    if one.cost.work > apart.work:
-        return f"one would take {count(one.cost.work)} multiply-adds instead of {count(apart.work)}"
-    if one.cost.total > apart.total:
-        return f"one would have {count(one.cost.weights)} weights instead of {count(apart.weights)}"
+    return _dearer(one.cost, total(links))
+
+
+def _dearer(one: Cost, apart: Cost) -> str | None:
+    """Return why one operation costs more than several; None if it does not."""
+    if one.work > apart.work:
+        return f"one would take {count(one.work)} multiply-adds instead of {count(apart.work)}"
+    if one.total > apart.total:
+        return f"one would have {count(one.weights)} weights instead of {count(apart.weights)}"
     return None
 
 
@@ -210,9 +206,7 @@ def total(links: Sequence[Link]) -> Cost:
 
 def cheapest(links: Sequence[Link]) -> list[Link]:
     """Merge links in a row so that they take the least work."""
-    best: list[tuple[int, list[Link]]] = [
-        (0, [])
-    ]  # the cost of the first links, and what they become
+    best: list[tuple[int, list[Link]]] = [(0, [])]  # the cost of the first links, merged
     for end in range(1, len(links) + 1):
         options = []
         for start in range(end):
@@ -239,45 +233,28 @@ def _reordered(links: list[Link]) -> list[Link]:
 
 def _exchanged(first: Link, second: Link) -> list[Link] | None:
     """Return single pixels and a pool or an interpolation in the other order."""
-    pixels = second if first.uniform else first
-    uniform = first if first.uniform else second
-    form = pixels.form
+    pixels, uniform = (second, first) if first.uniform else (first, second)
+    form, start, end = pixels.form, first.input_shape, second.output_shape
     if not uniform.uniform or form is None or not form.pointwise or form.bias == "map":
         return None
-    if pixels.rows or len(form.kernel) != len(uniform.input_shape) - 1:
+    if pixels.rows:
         return None
-    channels = form.channels[int(uniform is first)]
-    start, middle = first.input_shape, f"{second.output} before {first.output}"
-    sizes = uniform.output_shape[1:] if uniform is second else start[1:]
-    between = (start[0] if uniform is second else channels, *sizes)
-    names = middle, second.output
-    if uniform is second:
-        own = _resized(uniform, names[0], start, between)
-        return [own, _placed(pixels, names[1], between, second.output_shape)]
-    own = _resized(uniform, names[1], between, second.output_shape)
-    return [_placed(pixels, names[0], start, between), own]
-
-
-def _resized(link: Link, output: str, before: Shape, after: Shape) -> Link:
-    """Return a uniform link for another number of channels."""
-    form, work = link.form, link.cost.work * before[0] // link.input_shape[0]
-    if form is not None:
-        weight = form.numbers()[0][:1].expand(before[0], *[-1] * (len(before)))
-        form = replace(
-            form,
-            numbers=lambda: (weight, None),
-            channels=(before[0], before[0]),
-            groups=before[0],
-        )
-    return replace(
-        link, output=output, input_shape=before, output_shape=after, form=form, cost=Cost(work)
-    )
-
-
-def _placed(link: Link, output: str, before: Shape, after: Shape) -> Link:
-    """Return a link of single pixels for maps of another size."""
-    cost = Cost() if link.form is None else cost_of(link.form, before)
-    return replace(link, output=output, input_shape=before, output_shape=after, cost=cost)
+    middle, held = f"{second.output} before {first.output}", start[0]
+    if uniform is first:
+        between = (form.channels[1], *start[1:])
+        moved = replace(pixels, output=middle, input_shape=start, output_shape=between)
+        kept = replace(uniform, output=second.output, input_shape=between, output_shape=end)
+        held, order = form.channels[1], [moved, kept]
+    else:
+        between = (start[0], *end[1:])
+        kept = replace(uniform, output=middle, input_shape=start, output_shape=between)
+        moved = replace(pixels, output=second.output, input_shape=between, output_shape=end)
+        order = [kept, moved]
+    # A pool that was moved to where it is cheapest stays a pool.
+    work = uniform.cost.work * held // uniform.input_shape[0]
+    costs = {kept: Cost(work), moved: cost_of(form, moved.input_shape)}
+    forms = {kept: None, moved: form}
+    return [replace(link, cost=costs[link], form=forms[link]) for link in order]
 
 
 def _shifted(first: Link, second: Link) -> list[Link] | None:
@@ -329,12 +306,7 @@ def added(chains: Sequence[Chain], output: str) -> Chain | str:
     one = replace(parts[0].merged(form, *parts[1:]), output=output, output_shape=first.output_shape)
     apart = [link for chain in chains for link in cheapest(chain.links)]
     adds = Cost((len(chains) - 1) * math.prod(first.output_shape))
-    cost = total(apart).plus(adds)
-    if one.cost.work > cost.work:
-        return f"one would take {count(one.cost.work)} multiply-adds instead of {count(cost.work)}"
-    if one.cost.total > cost.total:
-        return f"one would have {count(one.cost.weights)} weights instead of {count(cost.weights)}"
-    return Chain(first.source, first.shape, (one,))
+    return _dearer(one.cost, total(apart).plus(adds)) or Chain(first.source, first.shape, (one,))
 
 
 def summed(terms: Sequence[Chain], output: str) -> list[Chain]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -88,16 +89,12 @@ def _change(before: int, after: int) -> str:
 
 def _totals(regions: Sequence[Region], alone: int) -> str:
     kept = f", {alone} of them a single operation" if alone else ""
-    figures = [
-        [sum(getattr(cost, name) for cost in costs) for costs in _costs(regions)]
-        for name in ("work", "stored")
-    ]
-    work, weights = (_change(*pair) for pair in figures)
+    before, after = (
+        reduce(Cost.plus, costs)
+        for costs in zip(*((r.cost_before, r.cost_after) for r in regions), strict=True)
+    )
+    work, weights = _change(before.work, after.work), _change(before.stored, after.stored)
     return f"{len(regions)} regions{kept}: {work} multiply-adds, {weights} weights"
-
-
-def _costs(regions: Sequence[Region]) -> tuple[list[Cost], list[Cost]]:
-    return [r.cost_before for r in regions], [r.cost_after for r in regions]
 
 
 class Folded(RecipeModule):

@@ -97,16 +97,8 @@ class _Pass:
             else:
                 inputs = tuple(map(self._written, step.inputs))
                 self.steps.append(replace(step, inputs=inputs))
-        last = self._written(self.output)
-        if last != self.output:  # an identity: the output is read under its name
-            self.steps.append(self._identity(last))
+        self._written(self.output)
         return self.steps
-
-    def _identity(self, name: str) -> Step:
-        shape = self.shapes[self.output]
-        op = layer.Reshape((name,), (self.output,), shape=shape)
-        link = Link(self.output, shape, shape, None, Cost(), (op,))
-        return Step((name,), (self.output,), link, op, frozenset())
 
     def _chain(self, name: str) -> Chain:
         """Return what leads to a value that one operation reads; a value that several read is written first."""
