@@ -40,6 +40,19 @@ class Cat(Sum):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
+class Shared(nn.Module):
+    """Values that several layers read: y = first(x), then second(y) − y/2 and, rectified, third(y)."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, third: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.third = first, second, third
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = self.second(y) - y / 2
+        return torch.cat([z + 2 * x.relu().mean(1, keepdim=True), self.third(z), y], 1) + 1
+
+
 class PlainDraw:
     """Draw a network of one to three spatial axes."""
 
@@ -83,7 +96,7 @@ class PlainDraw:
 
     def block(self, channels: int, size: int) -> nn.Module:
         after = self.draw.choice((channels, channels, 2, 4, 6))
-        kinds = ["chain", "branches", "branches", "residual", "stack"]
+        kinds = ["chain", "branches", "branches", "residual", "stack", "shared"]
         kinds += ["pool", "transposed", "up"] if size >= 4 else []
         kind = self.draw.choice(kinds)
         if kind == "branches":
@@ -94,6 +107,9 @@ class PlainDraw:
         if kind == "residual":
             inner = nn.Sequential(self.branch(channels, channels, 1, size), nn.ReLU())
             return Sum([inner, nn.Identity(), self.branch(channels, channels, 1, size)])
+        if kind == "shared":
+            sizes = (channels, after), (after, after), (after, 2)
+            return Shared(*(self.branch(*pair, 1, size) for pair in sizes))
         if kind == "stack":
             parts = [self.branch(channels, after, 1, size) for _ in range(2)]
             return nn.Sequential(Cat(parts), self.norm(2 * after))

@@ -203,6 +203,19 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         ["elementwise", "conv", "conv", "add"],
     ),
     "layer scale": ([conv(4, 4), Scale(4, 2, shift=True), nn.ReLU()], ["conv", "elementwise"]),
+    "identities beside a branch": (
+        [
+            nn.ReLU(),
+            Sum(
+                [
+                    nn.Identity(),
+                    nn.Sequential(conv(4, 4), nn.AvgPool2d(3, 1, 1)),
+                    *[nn.Identity()] * 2,
+                ]
+            ),
+        ],
+        ["elementwise", "conv", "avg_pool", "add"],
+    ),
     "twice the identity": ([Sum([nn.Identity(), nn.Identity()])], ["add"]),
     "nothing": ([nn.Identity(), nn.Dropout()], []),
     "transposed": (

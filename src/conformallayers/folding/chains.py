@@ -318,15 +318,13 @@ def summed(terms: Sequence[Chain], output: str) -> list[Chain]:
         if isinstance(both, Chain):
             left = [term for term in left if term.source != source]
             left.append(both)
-    merged = True
-    while merged:
-        merged = False
-        for a, b in combinations(left, 2):
-            if a.source != b.source:
-                continue
-            both = added([a, b], f"{output} of {a.source} and {len(left)}")
-            if isinstance(both, Chain):
-                left = [both if term is a else term for term in left if term is not b]
-                merged = True
-                break
+    pairs = list(combinations(range(len(left)), 2))
+    while pairs:
+        i, j = pairs.pop(0)
+        if left[i].source != left[j].source:
+            continue
+        both = added([left[i], left[j]], f"{output} of {left[i].source} and {len(left)}")
+        if isinstance(both, Chain):
+            left = [both, *(term for k, term in enumerate(left) if k not in (i, j))]
+            pairs = list(combinations(range(len(left)), 2))
     return left
