@@ -96,8 +96,10 @@ class Chain:
     @property
     def weighted(self) -> bool:
         """Whether the chain ends with a convolution or product that takes factors for nothing."""
-        form = self.links[-1].form if self.links else None
-        return form is not None and self.links[-1].cost.weights > 0
+        last = self.links[-1] if self.links else None
+        return (
+            last is not None and last.form is not None and last.cost.weights > 0 and not last.rows
+        )
 
     def then(self, link: Link) -> Chain:
         """Return the chain with one more link; layers that were written in another order are turned."""

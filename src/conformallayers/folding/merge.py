@@ -20,7 +20,7 @@ from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .affine import AffineOperations
-from .chains import Chain, Cost, Link, cheapest, summed
+from .chains import Chain, Link, cheapest, cost_of, summed
 from .convolution import Convolution, Numbers, concatenate, cropped, regrouped, turned
 from .regions import Region, regions_of
 
@@ -29,12 +29,12 @@ _MOST_PASSES = 16
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """An operation of the recipe with its position, or the link that several have become."""
+    """An operation of the recipe, or a link that one or several have become, with their positions."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     link: Link | None
-    operation: Operation
+    operation: Operation | None  # None for a link
     origin: frozenset[int]
 
     @property
@@ -55,7 +55,8 @@ def merge(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Recipe, t
     for index, op in enumerate(recipe.operations):
         place, after = shapes[op.inputs[0]], shapes[op.outputs[0]]
         link = read.link(op, index, place, after)
-        before.append(Step(op.inputs, op.outputs, link, op, frozenset((index,))))
+        kept = op if link is None else None
+        before.append(Step(op.inputs, op.outputs, link, kept, frozenset((index,))))
     steps, work = before, None
     for _ in range(_MOST_PASSES):
         steps = _Pass(steps, shapes, recipe.output).run()
@@ -71,7 +72,7 @@ def merge(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Recipe, t
 class _Joined:
     """A sum or a concatenation that is not written yet."""
 
-    operation: Operation
+    operation: Operation | None
     terms: tuple[Chain, ...]
     origin: frozenset[int]
 
@@ -123,8 +124,7 @@ class _Pass:
     def _write(self, chain: Chain) -> str:
         value = chain.source
         for link in cheapest(chain.links):
-            op = link.operations[-1] if link.operations else self.old[0].operation
-            self.steps.append(Step((value,), (link.output,), link, op, link.origin))
+            self.steps.append(Step((value,), (link.output,), link, None, link.origin))
             self.shapes[link.output] = link.output_shape
             value = link.output
         return value
@@ -157,7 +157,7 @@ class _Pass:
         reader = self.reader.get(output)
         if self.readers[output] > 1 or reader is None:
             return self._resolved(joined, output)
-        nested = sums and isinstance(reader.operation, layer.Add) and reader.link is None
+        nested = sums and isinstance(reader.operation, layer.Add)
         waits = nested or self._spreads(reader.link)
         return joined if waits else self._resolved(joined, output)
 
@@ -207,7 +207,8 @@ def _spread(joined: _Joined, link: Link) -> _Joined:
         start += shape[0]
         own = _channels(form, rows, shape[0], biased=index == 0 or not sums)
         name = f"{link.output} of {index}"
-        terms.append(term.then(Link(name, shape, shape, own, Cost(), origin=link.origin)))
+        cost = cost_of(own, shape)
+        terms.append(term.then(Link(name, shape, shape, own, cost, origin=link.origin)))
     return _Joined(joined.operation, tuple(terms), joined.origin | link.origin)
 
 
@@ -231,16 +232,15 @@ class _Writer:
     def write(self, steps: Iterable[Step]) -> Recipe:
         for step in steps:
             inputs = [self.values[name] for name in step.inputs]
-            if step.link is None:
+            if step.operation is not None:
                 outputs = self._copy(step.operation, inputs)
                 self.values.update(zip(step.outputs, outputs, strict=True))
-                continue
-            (value,) = inputs
-            for op in step.link.operations:
-                (value,) = self._copy(op, [value])
-            if not step.link.operations:
-                value = self._link(step.link, value)
-            self.values[step.outputs[0]] = value
+            elif step.link is not None:
+                (value,) = inputs
+                for op in step.link.operations:
+                    (value,) = self._copy(op, [value])
+                value = value if step.link.operations else self._link(step.link, value)
+                self.values[step.outputs[0]] = value
         return self.builder.recipe(self.values[self.recipe.output])
 
     def _copy(self, op: Operation, inputs: Sequence[str]) -> tuple[str, ...]:

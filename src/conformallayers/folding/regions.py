@@ -100,9 +100,10 @@ def _cost(steps: Sequence[Step], shapes: Mapping[str, Shape]) -> Cost:
 
 def _kinds(step: Step) -> Iterator[str]:
     form = None if step.link is None else step.link.form
-    if step.link is None or step.link.operations or form is None:
-        operations = (step.operation,) if step.link is None else step.link.operations
-        yield from (op.kind for op in operations)
+    if step.operation is not None:
+        yield step.operation.kind
+    elif step.link is None or step.link.operations or form is None:
+        yield from (op.kind for op in step.link.operations) if step.link is not None else ()
     elif form.is_diagonal:
         yield "add_constant" if form.bias else "multiply"
     elif form.output_padding is not None:
@@ -127,7 +128,7 @@ def _reasons(
                 why = both if isinstance(both, str) else ""
                 if not isinstance(both, str):
                     why = worth_merging([before.link, step.link], both) or ""
-        elif isinstance(step.operation, layer.Add) and step.link is None:
+        elif isinstance(step.operation, layer.Add):
             why = _sum_reason(step, producer, shapes)
         if why:
             yield step.outputs[0], why
