@@ -378,8 +378,8 @@ class Call(Operation):
     """
 
     remedy: ClassVar[str] = (
-        "Outside a ConformalLayers use modules that have an operation, such as nn.Flatten(); "
-        'inside, fold with strategy="dense".'
+        "Outside a ConformalLayers use modules that have an operation, such as nn.Flatten(), or fold the layers "
+        'before it; among activations strategy="dense" writes it out as a matrix.'
     )
     module: str
     what: str

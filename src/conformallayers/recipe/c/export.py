@@ -120,7 +120,7 @@ def write(recipe: Recipe, name: str = DEFAULT) -> Program:
     program.finish()
     total = sum(constant.bytes for constant in program.constants)
     if total > _LIMIT:
-        remedy = 'Fold with strategy="conv", or absorb less.'
+        remedy = 'Fold with strategy="conv" or "layers".'
         expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
         raise refusal("export_c(folded)", expected, size(total), remedy)
     return program
