@@ -32,7 +32,6 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _COMPOSITES = (Residual, Parallel, Split, Traced)
-_MODERATE = 100.0  # exponents of 2 up to which a square is far from the limits of float64
 
 
 @dataclass(frozen=True)
@@ -43,29 +42,22 @@ class Run:
         vectors: the unit vector that a spectral activation had before a training forward: its α is then ‖U v‖,
             differentiable in the weights. Otherwise it is the stored norm.
         shake: applied to the feature maps behind every layer; noise shows what rounding costs the layers.
-        lost: collects, for each published activation, the samples whose t has left the range of float64 before.
     """
 
     vectors: Mapping[nn.Module, Tensor] = field(default_factory=dict)
     shake: Callable[[Tensor], Tensor] = lambda x: x
-    lost: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A batch between two layers: coefficients x, coordinate t, and the layers that give the next α.
-
-    Where squares would leave the range of float64, x and t of a sample are divided by a power of 2.
-    """
+    """A batch between two layers: coefficients x, coordinate t, and the layers that give the next α."""
 
     x: Tensor
     t: Tensor
-    power: Tensor  # its exponent, (B,)
     base: Scalar = 1.0
     segment: tuple[tuple[nn.Module, Shape], ...] = ()
     rms: bool = False
     passed: object = None  # the same for values that have passed the same activations
-    beyond: Tensor | bool = False  # samples whose t was too large for float64
 
     @property
     def size(self) -> float:
@@ -109,24 +101,15 @@ def oracle(
 
 def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
-    power = _power(x.detach().abs().flatten(1).amax(1).log2())
-    x = x * per_sample(2.0**-power, x)
-    value = Value(x, torch.ones_like(power), power, rms=getattr(model, "unit", "norm") == "rms")
+    value = Value(x, x.new_ones(len(x)), rms=getattr(model, "unit", "norm") == "rms")
     offset: Any = getattr(model, "offset", None)
-    square = 0.0 if offset is None else (offset * 2.0**-power) ** 2
-    t = (value.energy(x) + square).sqrt()
+    t = (value.energy(x) + (0.0 if offset is None else offset**2)).sqrt()
     return _pass(model, replace(value, t=t, base=math.sqrt(value.size)), run).point
 
 
 def per_sample(scalar: Tensor, x: Tensor) -> Tensor:
     """Reshape one scalar per sample, (B,), to broadcast over x."""
     return scalar.reshape(-1, *[1] * (x.dim() - 1))
-
-
-def _power(exponent: Tensor) -> Tensor:
-    """Return the power of 2 to divide by: none for moderate numbers, which keep their bits."""
-    far = exponent.isfinite() & (exponent.abs() > _MODERATE)
-    return torch.where(far, exponent.round(), 0.0)
 
 
 def _pass(module: Any, value: Value, run: Run) -> Value:
@@ -142,14 +125,8 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
         return replace(joined, x=run.shake(joined.x))
     if isinstance(module, RadialActivation):
         alpha = _alpha(module, value, run)
-        if isinstance(module, ReSPro) and not module.projective:
-            run.lost.append(torch.as_tensor(value.beyond).expand(len(value.t)))
-            value = _published(value, alpha)
-        else:
-            value = replace(value, t=_coordinate(module, value, alpha))
-        beyond = (value.power + value.t.detach().log2() >= 1024) | value.beyond
-        value = replace(value, base=math.sqrt(value.size), segment=(), beyond=beyond)
-        return replace(value, passed=object())
+        t, base = _coordinate(module, value, alpha), math.sqrt(value.size)
+        return replace(value, t=t, base=base, segment=(), passed=object())
     if _is_map(module):
         bound = bound_of(module, value.shape) * value.bound
         return replace(value, x=run.shake(module(value.x)), base=bound, segment=())
@@ -228,20 +205,10 @@ def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = Fals
     return every.sum() if axis is None else every.square().sum().sqrt()
 
 
-def _published(value: Value, alpha: Scalar) -> Value:
-    """Advance t ← (α/2)·t + ‖x‖²/(2α), of which squares may leave the range."""
-    # x and t stand for x·2**power and t·2**power: relative to t, the energy has one power more.
-    n = value.energy(value.x)
-    largest = torch.maximum(value.t.detach().log2(), value.power + n.detach().log2())
-    power = _power(largest)
-    scale = 2.0**-power
-    t = value.t * scale * (alpha / 2) + n * 2.0 ** (value.power - power) / (2 * alpha)
-    x = value.x * per_sample(scale, value.x)
-    return replace(value, x=x, t=t, power=value.power + power)
-
-
 def _coordinate(module: Any, value: Value, alpha: Scalar) -> Tensor:
-    """Return the next t, from the table of the mathematics; these rules see the point alone."""
+    """Return the next t, from the table of the mathematics."""
+    if isinstance(module, ReSPro) and not module.projective:
+        return value.t * (alpha / 2) + value.energy(value.x) / (2 * alpha)
     t, q = value.t, value.energy(value.point) / alpha**2
     if isinstance(module, ReSPro):
         return t * (alpha / 2) * (1 + q)
