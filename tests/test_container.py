@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import copy
 import importlib
-import io
 import pickle
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 from cases import ALPHAS
 from conformallayers import container
-from conformallayers.recipe.torch.module import RecipeModule
 from nets import POOLED_SHAPE, SHAPE, circular_net, conv_stack, pooled_net
 from oracle import exact_output, oracle, randomise, relative_error
 from support import folds, samples
@@ -94,23 +89,6 @@ def test_state_dict_is_that_of_the_plain_twin(x: Tensor) -> None:
     assert relative_error(model(x), exact_output(model, x)) <= 5e-6
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_strict_round_trip_through_a_file(alpha: str | float | None, x: Tensor) -> None:
-    model, other = pooled_net(alpha), pooled_net(alpha)
-    model(x)  # gives a spectral activation its norm
-    nn.init.normal_(other[0].weight)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True), strict=True)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
-    )
-    with torch.no_grad():
-        assert torch.equal(model.eval()(x), other.eval()(x))
-
-
 def test_load_by_assignment_from_meta(x: Tensor) -> None:
     model, empty = pooled_net("learned"), pooled_net("learned", device="meta")
     assert empty(x.to("meta")).shape == (5, 4)
@@ -119,13 +97,6 @@ def test_load_by_assignment_from_meta(x: Tensor) -> None:
     assert relative_error(empty(x), exact_output(model, x)) <= 5e-6
     with torch.no_grad():
         assert relative_error(empty(x), exact_output(model, x)) <= 5e-6
-
-
-def test_to_meta(x: Tensor) -> None:
-    for alpha in ALPHAS:
-        assert pooled_net(alpha).to("meta")(x.to("meta")).is_meta
-    for folded in folds(pooled_net(), POOLED_SHAPE).values():
-        assert folded.to("meta")(x.to("meta")).shape == (5, 4)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -141,19 +112,6 @@ def test_copies(alpha: str | float | None, x: Tensor) -> None:
             nn.init.normal_(other[0].weight)
             assert relative_error(model(x), wanted) <= 5e-6
             assert relative_error(other(x), exact_output(other, x)) <= 5e-6
-
-
-def test_averaged_model(x: Tensor) -> None:
-    model = pooled_net()
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    averaged.update_parameters(model)
-    randomise(model, 9)
-    averaged.update_parameters(model)
-    mean = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, parameter in mean.named_parameters():
-            parameter.copy_((dict(pooled_net().named_parameters())[name] + parameter) / 2)
-        assert relative_error(averaged.eval()(x), exact_output(mean, x)) <= 5e-6
 
 
 COMPUTED: dict[str, Callable[[nn.Module], object]] = {
@@ -293,32 +251,6 @@ def test_a_write_during_a_fold_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
         assert cl.testing.relative_error(model(x), expected) < 5e-6
 
 
-def test_backward_hooks_run() -> None:
-    model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 2), cl.ReSPro())
-    fired = []
-    for index in (0, 2):
-        model[index].register_full_backward_hook(lambda *_, index=index: fired.append(index))
-    model(torch.rand(2, 4, requires_grad=True)).sum().backward()
-    assert fired == [2, 0]
-
-
-def test_a_cached_fold_needs_no_lock() -> None:
-    model = conv_stack(2, channels=8, padding=1).eval()
-    x = torch.rand(2, 3, 8, 8)
-    done = []
-
-    def read() -> None:
-        with torch.no_grad():  # the mode belongs to the thread
-            done.append(model(x))
-
-    read()
-    with model._cache._lock:  # another thread folds for another shape
-        worker = threading.Thread(target=read)
-        worker.start()
-        worker.join(timeout=30)
-    assert len(done) == 2
-
-
 def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer for i in range(6) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
     model = cl.ConformalLayers(*layers, cl.AdaptiveAvgPool2d(1)).eval()
@@ -355,33 +287,6 @@ def test_threads_evaluate_one_model_at_once() -> None:
     assert max(errors) <= 5e-6
 
 
-def test_threads_fold_once(made: list[RecipeModule]) -> None:
-    model, x = circular_net().eval(), inputs()
-    start = threading.Barrier(8)
-
-    def work() -> None:
-        start.wait()
-        with torch.no_grad():
-            model(x)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1
-
-
-def test_shared_memory() -> None:
-    model, x = circular_net(), inputs()
-    wanted = exact_output(model, x)
-    model.share_memory()
-    assert all(p.is_shared() for p in model.parameters())
-    assert relative_error(model(x), wanted) <= 5e-6
-    with torch.no_grad():
-        assert relative_error(model.eval()(x), wanted) <= 5e-6
-
-
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_equal_seeds_equal_runs(alpha: str | float | None) -> None:
     torch.use_deterministic_algorithms(True)
@@ -411,23 +316,3 @@ def test_the_seed_is_left_alone() -> None:
     model(inputs())
     cl.fold(model, SHAPE)
     assert torch.equal(torch.rand(3), wanted)
-
-
-def test_safetensors(tmp_path: Path) -> None:
-    model, other, x = circular_net("learned"), randomise(circular_net("learned"), 9), inputs()
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
-    assert relative_error(other(x), exact_output(model, x)) <= 5e-6
-
-
-def test_floating_point_operations_are_counted() -> None:
-    model = circular_net()
-    # 2·4·9 multiplications for each of 36 pixels, 4·3·9 for 16, and a 4 × 48 matrix; 5 samples
-    layers = 2 * 5 * (4 * 2 * 9 * 36 + 3 * 4 * 9 * 16 + 4 * 48)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(inputs())
-    assert counter.get_total_flops() == layers
-    folded = cl.fold(model, SHAPE, strategy="dense")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        folded(inputs())
-    assert counter.get_total_flops() >= 2 * 5 * (4 + 2) * 72  # M, and a row of each form

@@ -88,16 +88,6 @@ def euclidean_respro(point, alpha):
     return ((2 / alpha) * reflected)[:-1]
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_basis_has_the_metric_of_the_conformal_model(d):
-    model = Conformal(d, 1.0, np.ones(d), 1.0)
-    basis = [*model.e, model.origin, model.infinity]
-    metric = np.array([[float(a.sp(b).e) for b in basis] for a in basis])
-    expected = np.eye(d + 3)
-    expected[-2:, -2:] = [[0, -1], [-1, 0]]
-    np.testing.assert_allclose(metric, expected, atol=1e-15)
-
-
 @cases
 def test_embedding_is_a_null_vector_and_the_printed_inverse_is_one(d, alpha, seed):
     model = Conformal(d, alpha, *sample(d, seed))

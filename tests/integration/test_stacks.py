@@ -1,9 +1,8 @@
-"""Random stacks, derivatives, odd inputs and great depth, against the oracle."""
+"""Derivatives, odd inputs and great depth, against the oracle."""
 
 from __future__ import annotations
 
 import copy
-import random
 
 import pytest
 import torch
@@ -12,123 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import conformallayers as cl
-from cases import ALPHAS
-from conformallayers.folding.strategies import STRATEGIES
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
-
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-
-STYLES = ("free", "circular", "valid")
-SEEDS = range(12)
-
-
-def random_conv(draw: random.Random, style: str, shape: list[int]) -> nn.Module:
-    """Return a convolution that fits the shape (C, ...), with every option drawn."""
-    axes = len(shape) - 1
-    groups = draw.choice([1, 1, 2]) if shape[0] % 2 == 0 else 1
-    out = groups * draw.randint(1, 2)
-    options: dict[str, object] = {"groups": groups}
-    kernel = tuple(draw.randint(1, min(3, size)) for size in shape[1:])
-    if style == "circular":
-        options |= {"padding": "same", "padding_mode": "circular"}
-    elif style == "free":
-        mode = draw.choice(["zeros", "reflect", "replicate", "circular"])
-        reach = [
-            draw.randint(1, 2) if 2 * (k - 1) < size else 1
-            for k, size in zip(kernel, shape[1:], strict=True)
-        ]
-        options |= {"padding_mode": mode, "dilation": tuple(reach)}
-        if draw.random() < 0.3 and all(
-            d * (k - 1) < size for d, k, size in zip(reach, kernel, shape[1:], strict=True)
-        ):
-            options |= {"padding": "same"}
-        else:
-            options |= {"padding": tuple(draw.randint(0, min(2, size - 1)) for size in shape[1:])}
-            options |= {"stride": tuple(draw.randint(1, 2) for _ in range(axes))}
-    name = f"Conv{axes}d"
-    if draw.random() < 0.5:
-        return getattr(nn, name)(shape[0], out, kernel, bias=False, **options)
-    return getattr(cl, name)(shape[0], out, kernel, **options)
-
-
-def random_layer(draw: random.Random, style: str, shape: list[int]) -> nn.Module:
-    """Return a linear layer that fits the shape of one sample."""
-    axes = len(shape) - 1
-    choice = draw.random()
-    if style == "circular" or choice < 0.6:
-        return random_conv(draw, style, shape)
-    if choice < 0.7 and min(shape[1:]) > 1:
-        return getattr(cl, f"AvgPool{axes}d")(2, draw.randint(1, 2))
-    if choice < 0.8 and style == "free":
-        pads = tuple(draw.randint(0, 1) for _ in range(2 * axes))
-        return getattr(nn, f"{draw.choice(['Zero', 'Replication', 'Circular'])}Pad{axes}d")(pads)
-    if choice < 0.9 and style == "free":
-        groups = draw.randint(1, 2)
-        kind = getattr(cl, f"ConvTranspose{axes}d")
-        return (
-            kind(shape[0], groups, 2, stride=draw.randint(1, 2), groups=groups)
-            if shape[0] % groups == 0
-            else cl.Scale()
-        )
-    return draw.choice([cl.Scale, nn.Identity])()
-
-
-def random_stack(style: str, seed: int) -> tuple[cl.ConformalLayers, tuple[int, ...]]:
-    """Return a stack of 1 to 6 activations on 1 to 3 axes, and its input shape."""
-    draw = random.Random(f"{style} {seed}")
-    torch.manual_seed(seed)
-    axes = 1 + seed % 3
-    input_shape = (draw.randint(1, 3), *(draw.randint(4, 10 - 2 * axes) for _ in range(axes)))
-    shape = list(input_shape)
-    modules: list[nn.Module] = []
-    form = draw.choice(["published", "projective", "mixed"])
-    depth = draw.randint(1, 6)
-    for position in range(depth + 1):
-        for _ in range(draw.choice([0, 1, 1, 1, 2])):
-            layer = random_layer(draw, style, shape)
-            with torch.no_grad():
-                shape = list(layer(torch.zeros(1, *shape)).shape[1:])
-            modules.append(layer)
-        if position < depth:
-            alpha = draw.choice(ALPHAS)
-            projective = form == "projective" or (form == "mixed" and draw.random() < 0.5)
-            modules.append(cl.ReSPro(alpha, projective=projective))
-    if draw.random() < 0.3:
-        modules += [nn.Flatten(), cl.Linear(torch.Size(shape).numel(), 4)]
-    model = cl.ConformalLayers(*modules)
-    randomise(model, seed)
-    return model, input_shape
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.sampled(3)
-def test_random_stacks(style: str, seed: int) -> None:
-    source, shape = random_stack(style, seed)
-    for dtype in DTYPES:
-        model, x = copy.deepcopy(source).to(dtype), samples(shape, dtype, seed=seed)
-        trained = model.train()(x)
-        expected = oracle(exact(model), x.double())
-        assert relative_error(trained, expected) <= TOLERANCES[dtype]
-        with torch.no_grad():
-            assert relative_error(model.eval()(x), expected) <= TOLERANCES[dtype]
-            for name, folded in folds(model, shape).items():
-                assert relative_error(folded(x), expected) <= TOLERANCES[dtype], name
-                assert folded.output_shape == tuple(expected.shape[1:])
-
-
-@pytest.mark.parametrize("name", list(STRATEGIES))
-def test_every_strategy_applies_to_some_random_stack(name: str) -> None:
-    for style in STYLES:
-        for seed in SEEDS:
-            model, shape = random_stack(style, seed)
-            try:
-                cl.fold(model, shape, strategy=name)
-            except cl.ConformalError:
-                continue
-            return
-    pytest.fail(f"no random stack can be folded by {name}")
 
 
 def test_a_stack_of_nothing_gives_the_direction() -> None:
@@ -212,8 +96,7 @@ def test_odd_samples_are_defined_and_keep_to_themselves(
         assert y[-2:].isnan().all(), f"{name}: a sample that is not finite must give NaN"
         (gradient,) = torch.autograd.grad(y[good].sum(), leaf)
         assert not gradient[len(SCALES)].any(), f"{name}: nor may it pass a gradient"
-        # At 1e30 the published form has a gradient of 1e-60, which float32 cannot hold.
-        pairs = zip(gradient[: len(SCALES) - 1], wanted, strict=False)
+        pairs = zip(gradient[: len(SCALES)], wanted, strict=False)
         assert all(gradient_error([a], [e]) <= 1e-4 for a, e in pairs), name
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from nets import SHAPE, circular_net
+from nets import SHAPE, circular_net, net
 from oracle import exact, exact_output, gradient_error, oracle, relative_error
 from support import folds, samples
 
@@ -29,15 +29,19 @@ def dynamo() -> Iterator[None]:
 
 # torch's own compiler warns about itself.
 compiles = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute"
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:The .grad attribute",
+    "ignore:Dynamo detected a call",
 )
 
 
 @compiles
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
-def test_compiled_training_with_gradients() -> None:
-    model = circular_net("learned")
+@pytest.mark.parametrize("build", [lambda: circular_net("learned"), lambda: net("stages")[0]])
+def test_compiled_training_with_gradients(build: Callable[[], nn.Module]) -> None:
+    model = build()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for batch in (16, 20, 33):  # torch's convolutions make their own difference below 16
         x = inputs(batch).requires_grad_()

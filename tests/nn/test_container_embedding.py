@@ -103,6 +103,7 @@ def test_offset_and_unit_stay(settings):
         assert (other._offset, other.unit) == (settings["offset"], settings["unit"])
         assert other.embedding == model.embedding
 
+    assert model[:2]._parameters.get("log_offset") is model._parameters.get("log_offset")
     for other in (
         model[:2],
         model + cl.ConformalLayers(cl.Scale()),
@@ -131,13 +132,6 @@ def test_offset_and_unit_stay(settings):
             if name in shown
             else f"{name}=" not in repr(model)
         )
-
-
-def test_a_slice_shares_a_learned_offset():
-    model = embedded(lambda: cl.ReSPro(), offset="learned")
-    part = model[:2]
-    assert part.log_offset is model.log_offset
-    assert copy.deepcopy(model).log_offset is not model.log_offset
 
 
 @pytest.mark.parametrize("change", ["offset", "unit", "log_offset", "learned", "none"])
@@ -169,12 +163,6 @@ def test_bad_offsets_are_refused(offset):
 @pytest.mark.parametrize("unit", ["RMS", None, 1, ["rms"]])
 def test_bad_units_are_refused(unit):
     assert_says(lambda: cl.ConformalLayers(unit=unit), "ConformalLayers(unit=...)", repr(unit))
-
-
-def test_the_trace_shows_offset_and_unit():
-    text = str(cl.trace(cl.ConformalLayers(cl.ReSPro(), offset=0.5, unit="rms"), (3,)))
-    assert text.endswith("offset 0.5, unit rms")
-    assert "offset" not in str(cl.trace(cl.ConformalLayers(cl.ReSPro()), (3,)))
 
 
 def test_a_learned_offset_starts_at_one_and_trains():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 
 import pytest
 import torch
@@ -114,16 +112,6 @@ def test_a_norm_pool_has_gradient_zero_where_a_window_is_zero() -> None:
     assert g[0, 0, 2:].abs().min() > 0
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_networks_with_maps_take_inputs_of_any_scale(scale: float) -> None:
-    torch.manual_seed(0)
-    model = cl.ConformalLayers(
-        cl.Conv2d(2, 4, 3), cl.ReSPro(projective=True), nn.LPPool2d(2, 2), cl.Conv2d(4, 2, 2)
-    )
-    x = samples((2, 8, 8), torch.float32)
-    assert torch.allclose(model(x * scale), model(x), rtol=1e-5, atol=1e-8)
-
-
 def test_zero_samples_give_zeros_and_others_do_not_notice() -> None:
     model = cl.ConformalLayers(
         cl.Conv1d(2, 4, 3, bias=True), nn.ReLU(), nn.MaxPool1d(2), cl.ReSPro()
@@ -159,39 +147,6 @@ def test_split_counts_the_largest_bound_of_its_groups() -> None:
     inside = cl.Split([2, 3], [nn.Sequential(cl.Scale(3.0), cl.ReSPro(1.0)), nn.LeakyReLU(2.0)])
     model = cl.ConformalLayers(inside, cl.ReSPro())
     assert cl.trace(model, (5, 4)).alphas == (1.0, pytest.approx(5**0.5))
-
-
-def test_copies_and_pickles() -> None:
-    split = cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)])
-    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), split, nn.PReLU(4))
-    x = samples((2, 6, 6), torch.float32)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(x), model(x))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.slow
-def test_compiles_without_a_break_and_maps_over_batches() -> None:
-    torch.manual_seed(0)
-    model = cl.ConformalLayers(
-        cl.Conv2d(2, 4, 3, bias=True),
-        nn.BatchNorm2d(4),
-        cl.ReSPro(),
-        cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]),
-        cl.Residual(cl.Conv2d(4, 4, 3, padding=1), nn.PReLU()),
-        cl.ReSPro(),
-        nn.MaxPool2d(3, 2, 1),
-    )
-    x = samples((2, 10, 10), torch.float32)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.allclose(compiled(x), model(x), rtol=1e-5)
-    model.eval()
-    over = torch.func.vmap(model)(x.unsqueeze(1))
-    assert torch.allclose(over[:, 0], model(x), rtol=1e-5, atol=1e-7)
-    gradient = torch.func.grad(lambda x: model(x).square().sum())(x)
-    wide = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(model(wide).square().sum(), wide)
-    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's forward mode

@@ -267,17 +267,6 @@ def test_groups_pooled_at_once_are_those_of_branches(
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
 
 
-def test_groups_of_averages_are_one_linear_layer() -> None:
-    torch.manual_seed(0)
-    pools = cl.Split([2, 4], [cl.AvgPool2d(2), cl.AvgPool2d(2)])
-    layers = cl.Conv2d(2, 6, 3), pools, cl.Conv2d(6, 3, 2), cl.ReSPro("spectral")
-    model, x = cl.ConformalLayers(*layers).double(), samples((2, 10, 10), torch.float64)
-    for _ in range(30):
-        y = model(x)
-    with torch.no_grad():
-        torch.testing.assert_close(y, model.eval()(x), rtol=1e-9, atol=1e-12)
-
-
 def test_groups_with_hooks_or_other_windows_run_one_by_one() -> None:
     pools = [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]
     model = cl.ConformalLayers(cl.Conv2d(2, 6, 3), cl.Split([2, 4], pools), cl.ReSPro(1.0))
@@ -294,16 +283,3 @@ def test_groups_with_hooks_or_other_windows_run_one_by_one() -> None:
         model(x)
     with pytest.raises(cl.ConformalError, match="in_channels=2"):
         model(x[:, :1])
-
-
-@pytest.mark.parametrize("offset", [None, 0.5])
-@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e12, torch.inf])
-def test_samples_of_another_scale_leave_others_alone(scale: float, offset: float | None) -> None:
-    torch.manual_seed(0)
-    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), cl.Conv2d(4, 3, 3), offset=offset)
-    x = samples((2, 8, 8), torch.float32)
-    alone = model(x)
-    x[1] *= scale
-    mixed = model(x)
-    others = [index for index in range(len(x)) if index != 1]
-    assert torch.equal(mixed[others], alone[others])

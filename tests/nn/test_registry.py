@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,12 +19,6 @@ from support import (
 SHAPE = (2, 7, 6)
 
 
-def network(variance: float, eps: float = 1e-5) -> cl.ConformalLayers:
-    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), nn.BatchNorm2d(4, eps), cl.ReSPro()).eval()
-    model[1].running_var[1:] = variance
-    return model
-
-
 def test_a_second_registration_reaches_the_namesake() -> None:
     before = _SPECS[nn.Linear]
     try:
@@ -32,31 +28,6 @@ def test_a_second_registration_reaches_the_namesake() -> None:
         assert spec.bound(cl.Linear(2, 2), (2,)) == 7.0
     finally:
         _SPECS[nn.Linear] = before
-
-
-class Shifted(nn.Module):
-    """A registered module with an attribute that is called bias and is none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = False
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input.flip(1)
-
-
-def test_an_attribute_called_bias_is_none() -> None:
-    cl.register_linear(Shifted, bound=lambda module, shape: 1.0)
-    try:
-        folded = cl.fold(cl.ConformalLayers(Shifted(), cl.Linear(4, 2), cl.ReSPro()), (4,))
-        assert "biases" not in str(folded.explain())
-    finally:
-        del _SPECS[Shifted]
-
-
-def test_register_linear_wants_a_class() -> None:
-    action = lambda: cl.register_linear(nn.ReLU(), lambda module, shape: 1.0)  # noqa: E731
-    assert_says(action, "register_linear(module_type)", "a subclass of nn.Module")
 
 
 def test_a_registered_class_may_stand_in_a_stack() -> None:
@@ -70,11 +41,6 @@ def test_a_registered_class_may_stand_in_a_stack() -> None:
     model = cl.ConformalLayers(layer, cl.ReSPro())
     assert cl.trace(model, (3,)).steps[1].alpha == 2.0
     cl.testing.assert_folds(model, (3,))
-
-
-def test_without_running_statistics_it_is_refused() -> None:
-    with pytest.raises(cl.ConformalError, match="track_running_stats"):
-        cl.ConformalLayers(nn.BatchNorm2d(3, track_running_stats=False))
 
 
 class Sorted(nn.Module):
@@ -104,11 +70,6 @@ def ordered(x: Tensor) -> Tensor:
     return y / (x.norm(dim=1) + y.square().sum(1) / 4).unsqueeze(1)
 
 
-def test_register_homogeneous_wants_a_class() -> None:
-    action = lambda: cl.register_homogeneous(nn.ReLU(), lambda module, shape: 1.0)  # noqa: E731
-    assert_says(action, "register_homogeneous(module_type)", "a subclass of nn.Module")
-
-
 def test_subclasses_of_maps_are_maps_unless_they_override_forward() -> None:
     class Named(nn.ReLU):
         pass
@@ -132,3 +93,9 @@ def test_composites_with_maps_are_no_linear_layers() -> None:
 def test_circular_padding_that_crops_is_refused() -> None:
     with pytest.raises(cl.ConformalError, match="circular padding without cropping"):
         cl.ConformalLayers(nn.CircularPad1d((-1, 2)))
+
+
+@pytest.mark.parametrize("register", [cl.register_linear, cl.register_homogeneous])
+def test_registration_wants_a_class(register: Callable[..., object]) -> None:
+    where = f"{register.__name__}(module_type)"
+    assert_says(lambda: register(nn.ReLU(), lambda *_: 1.0), where, "a subclass of nn.Module")

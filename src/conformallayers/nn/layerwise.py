@@ -376,10 +376,8 @@ class LayerFlow(Flow[Points]):
 
 def embed_batch(input: Tensor, offset: Scalar, rms: bool) -> Points:
     """Embed a batch, (B, ...) → points."""
-    if input.is_inference():
-        input = (
-            input.clone()
-        )  # outside of inference mode a layer can save the copy for its gradient
+    if not torch.compiler.is_compiling() and input.is_inference():
+        input = input.clone()  # outside of inference mode a layer saves the copy for its gradient
     unit = norm_unit(input.shape[1:], rms)
     tau = length(input, offset * unit)
     return Points(input, 1.0, tau, Scaling(1 / unit), LinearSegment(input, unit))
