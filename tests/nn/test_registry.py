@@ -1,4 +1,4 @@
-"""The registry: look-up, registration, and warnings about batch norms."""
+"""The registry: look-up and registration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.nn.registry import _SPECS, branches, find_spec, is_homogeneous
 from oracle import relative_error
-from support import (
-    assert_says,
-    samples,
-)
-
-SHAPE = (2, 7, 6)
+from support import assert_says, samples
 
 
 def test_a_second_registration_reaches_the_namesake() -> None:
