@@ -112,6 +112,24 @@ class Chain:
         return replace(self, links=(*self.links, link))
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An operation of the recipe, or a link that one or several have become, with their positions."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    link: Link | None
+    operation: Operation | None  # None for a link
+    origin: frozenset[int]
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is a sum, or a concatenation of channels."""
+        return isinstance(self.operation, layer.Add) or (
+            isinstance(self.operation, layer.Concatenate) and self.operation.axis == 0
+        )
+
+
 def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> Cost:
     """Return the cost of a convolution of samples of a shape."""
     out = math.prod(form.output_shape(shape))

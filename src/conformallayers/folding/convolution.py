@@ -160,19 +160,7 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
     )
 
     def numbers() -> Numbers:
-        (inner, before), (outer, after) = first.numbers(), second.numbers()
-        if before is not None:
-            pushed = _pushed(before, first, second, outer, shape, bias)
-            after = pushed if after is None else pushed + after
-        if second.is_diagonal:
-            return inner * _rows(outer.flatten(), inner.dim()), after
-        if first.is_diagonal:
-            factor = inner.view(groups, 1, -1, *[1] * len(kernel))
-            return (outer.unflatten(0, (groups, -1)) * factor).flatten(0, 1), after
-        inner = spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
-        outer = spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
-        inner = regrouped(inner, first.groups, groups)
-        return _product(inner, regrouped(outer, second.groups, groups), groups), after
+        return _composed(first, second, shape, groups, dilation)
 
     return Convolution(
         numbers,
@@ -189,6 +177,26 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
         frame.output_padding if frame else None,
         first.fixed or second.fixed or bias == "map",
     )
+
+
+def _composed(
+    first: Convolution, second: Convolution, shape: Shape, groups: int, dilation: Sequence[int]
+) -> Numbers:
+    """Compute weight and bias of ``second ∘ first``."""
+    (inner, before), (outer, after) = first.numbers(), second.numbers()
+    if before is not None:
+        pushed = _pushed(before, first, second, outer, shape, _bias_behind(first, second))
+        after = pushed if after is None else pushed + after
+    if second.is_diagonal:
+        return inner * _rows(outer.flatten(), inner.dim()), after
+    if first.is_diagonal:
+        factor = inner.view(groups, 1, -1, *[1] * len(second.kernel))
+        return (outer.unflatten(0, (groups, -1)) * factor).flatten(0, 1), after
+    steps = [d * s for d, s in zip(second.dilation, first.stride, strict=True)]
+    inner = spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
+    outer = spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
+    inner = regrouped(inner, first.groups, groups)
+    return _product(inner, regrouped(outer, second.groups, groups), groups), after
 
 
 def _bias_behind(first: Convolution, second: Convolution) -> str | None:

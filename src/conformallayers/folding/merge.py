@@ -20,29 +20,11 @@ from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .affine import AffineOperations
-from .chains import Chain, Link, cheapest, cost_of, summed
+from .chains import Chain, Link, Step, cheapest, cost_of, summed
 from .convolution import Convolution, Numbers, concatenate, cropped, regrouped, turned
 from .regions import Region, regions_of
 
 _MOST_PASSES = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """An operation of the recipe, or a link that one or several have become, with their positions."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    link: Link | None
-    operation: Operation | None  # None for a link
-    origin: frozenset[int]
-
-    @property
-    def joins(self) -> bool:
-        """Whether it is a sum, or a concatenation of channels."""
-        return isinstance(self.operation, layer.Add) or (
-            isinstance(self.operation, layer.Concatenate) and self.operation.axis == 0
-        )
 
 
 def merge(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Recipe, tuple[Region, ...]]:

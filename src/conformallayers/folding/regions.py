@@ -6,14 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Shape
-from .chains import Chain, Cost, added, segment, worth_merging
-
-if TYPE_CHECKING:
-    from .merge import Step
+from .chains import Chain, Cost, Step, added, segment, worth_merging
 
 
 @dataclass(frozen=True)
