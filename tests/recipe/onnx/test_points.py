@@ -22,8 +22,9 @@ POINT_CASES = [
 
 
 @both_dtypes
+@pytest.mark.parametrize("opset", [20, 23])  # without and with RMSNormalization
 @pytest.mark.parametrize("case", POINT_CASES, ids=lambda case: case.name)
-def test_samples_of_every_size(case: RecipeCase, dtype: torch.dtype) -> None:
+def test_samples_of_every_size(case: RecipeCase, opset: int, dtype: torch.dtype) -> None:
     network = Network(case.build(), dtype)
     x = samples(network.input_shape, dtype, 5)
     x[1] *= 1e-12
@@ -32,7 +33,7 @@ def test_samples_of_every_size(case: RecipeCase, dtype: torch.dtype) -> None:
     x[4].view(-1)[-1] = float("nan")
     with torch.no_grad():
         expected = network(x)
-    actual = session(network.recipe, dtype)(x)
+    actual = session(network.recipe, dtype, opset)(x)
     offset = any(getattr(operation, "offset", 0) for operation in network.recipe.operations)
     assert offset or not actual[3].any()
     assert actual[4].isnan().all()

@@ -16,6 +16,7 @@ from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...functional import full_precision
 from ...utils.files import Path, replace_file, require_parent
 from ..places import Array
+from ..point_operations import Advance
 from ..recipe import INPUT, Recipe
 from ..simplify import simplified
 from ..torch.module import RecipeModule
@@ -83,9 +84,11 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     helper = _package("onnx").helper
     recipe = recipe.with_constants(lambda _, array: _as_array(array))
     working = np.dtype(str(dtype).removeprefix("torch."))
+    advances = [op for op in recipe.operations if isinstance(op, Advance)]
+    reads_m = any("m" in op.parsed.heads() for op in advances)
     recipe = simplified(recipe)
     recipe = recipe if working == WIDE else merged_pools(recipe)
-    graph = OnnxGraph(recipe, working, opset)
+    graph = OnnxGraph(recipe, working, opset, reads_m=reads_m)
     values: dict[str, Any] = {INPUT: graph.input}
     for operation in recipe.operations:
         RUN.check(operation, _WHERE, _REMEDY)

@@ -18,7 +18,6 @@ from ..layer_operations import Cast
 from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import (
-    Advance,
     BandedForm,
     Divide,
     Normalize,
@@ -157,9 +156,12 @@ class OnnxGraph:
         recipe: its constants are arrays of numpy.
         dtype: of the fold.
         opset: version of the operators.
+        reads_m: whether an activation depends on the scale of points, and so on m, before m = 1 is left out.
     """
 
-    def __init__(self, recipe: Recipe, dtype: np.dtype[Any], opset: int) -> None:
+    def __init__(
+        self, recipe: Recipe, dtype: np.dtype[Any], opset: int, *, reads_m: bool = True
+    ) -> None:
         self.recipe, self.dtype, self.opset = recipe, dtype, opset
         self._shapes = recipe.shapes()
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
@@ -167,9 +169,7 @@ class OnnxGraph:
         self.initializers: list[Any] = []
         self.sources: dict[str, Value] = {}  # reshaped value → the value before
         self._known: dict[Any, Any] = {}
-        self._reads_m = any(
-            "m" in op.parsed.heads() for op in recipe.operations if isinstance(op, Advance)
-        )
+        self._reads_m = reads_m
         self.scalar_dtype = WIDE if self._may_overflow() else dtype
         self._undivided = between(recipe, self.normalizes)
         # Integers are never NaN.
