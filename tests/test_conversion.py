@@ -29,7 +29,7 @@ from cnns import (
     vgg,
 )
 from oracle import oracle, randomise, relative_error
-from support import DTYPES, TOLERANCES, assert_says, samples
+from support import TOLERANCES, assert_says, samples
 
 SHAPE = (3, 8, 8)
 
@@ -101,15 +101,6 @@ def test_random_cnns(seed: int) -> None:
 
 @pytest.mark.parametrize("name", CNNS)
 @pytest.mark.sampled(2)
-def test_twins_fold_in_both_dtypes(name: str) -> None:
-    build, shape = CNNS[name]
-    torch.manual_seed(0)
-    twin = cl.convert(build(), shape)
-    cl.testing.assert_folds(twin, shape, dtypes=DTYPES)
-
-
-@pytest.mark.parametrize("name", CNNS)
-@pytest.mark.sampled(2)
 def test_twins_learn(name: str) -> None:
     build, shape = CNNS[name]
     torch.manual_seed(0)
@@ -148,20 +139,6 @@ def test_the_model_is_not_touched_and_shares_nothing() -> None:
     assert not found["0_0_1"].training
     assert not found["0_0_0"].weight.requires_grad
     assert not cl.convert(model.eval(), SHAPE).training
-
-
-def test_weights_statistics_and_dtype_follow() -> None:
-    model = randomise(vgg()).double()
-    twin = cl.convert(model, SHAPE)
-    copied = {key.rpartition(".")[0]: key for key in model.state_dict()}
-    assert copied
-    for path, part in model.named_modules():
-        name = path.replace(".", "_")
-        twins = dict(twin.features.named_children()) | dict(twin.head.named_children())
-        for key, value in part.state_dict().items():
-            if not list(part.children()):
-                assert torch.equal(twins[name].state_dict()[key], value)
-    assert {value.dtype for value in twin.parameters()} == {torch.float64}
 
 
 def test_twins_are_copied_pickled_and_loaded(tmp_path: Path) -> None:
@@ -350,16 +327,6 @@ def test_a_model_without_a_copy_is_refused() -> None:
     assert_says(lambda: cl.convert(model, (2, 5)), "a model that copy.deepcopy copies", "remove")
 
 
-def test_a_twin_made_in_inference_mode_learns() -> None:
-    with torch.inference_mode():
-        made, twin = vgg(), cl.convert(ResNet(), SHAPE)
-        again = cl.convert(made, SHAPE)
-    for one in (twin, again, cl.convert(made, SHAPE)):
-        one.train()(samples(SHAPE, torch.float32)).square().sum().backward()
-        assert not any(value.is_inference() for value in one.state_dict().values())
-        assert all(value.grad is not None for value in one.parameters())
-
-
 def test_a_twin_without_rectifiers_says_so() -> None:
     layers = (
         nn.Flatten(),
@@ -432,26 +399,6 @@ def test_all_calls_of_a_module_or_one_of_them() -> None:
     }
     assert rows["relu (2)"] == 'keep="none"'
     assert rows["prelu"] == 'keep="none"; its weight is dropped'
-
-
-def test_names_of_functions_and_modules_are_apart() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.relu, self.relu_1 = nn.Conv1d(2, 2, 1), nn.ReLU(), nn.ReLU()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = F.relu(self.relu(F.relu(self.first(x))))
-            return self.first(self.relu_1(self.first(self.relu(x))))
-
-    def kept(*keep: str) -> list[str]:
-        rows = cl.convert(Named(), (2, 5), keep=keep).conversion.changes
-        assert len({one.path for one in rows}) == len(rows) == 8
-        return [one.path for one in rows if one.reason == "named in keep"]
-
-    assert kept("relu") == ["relu", "relu (2)"]
-    for name in ("relu (2)", "relu_1", "relu_2", "relu_1_2"):  # calls of modules, and two functions
-        assert kept(name) == [name]
 
 
 def test_the_head_keeps_its_rectifiers() -> None:

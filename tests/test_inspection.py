@@ -95,20 +95,6 @@ def test_spectra_are_those_of_products_of_matrices(kinds: tuple[bool, ...]) -> N
         assert bool((images.sum(1) >= 0).all())
 
 
-def test_form_of_a_published_network_is_half_the_hessian_of_its_denominator() -> None:
-    model = network()
-
-    def quadratic(x: Tensor) -> Tensor:
-        _, t, terms, s = literally(model, x.view(1, *SHAPE))
-        return (t / s - terms[0]).sum()
-
-    x = torch.randn(math.prod(SHAPE), dtype=torch.float64)
-    hessian = torch.autograd.functional.hessian(quadratic, x) / 2
-    (form,) = one(model, SHAPE, top=math.prod(SHAPE)).forms
-    vectors = form.eigenimages.flatten(1)
-    torch.testing.assert_close(vectors.T @ (form.eigenvalues[:, None] * vectors), hessian)
-
-
 @pytest.mark.parametrize("shape", [SHAPE, (3, 9), (1, 3, 4, 3)], ids=str)
 def test_falloff_counts_every_pair_of_pixels(shape: tuple[int, ...]) -> None:
     layer = {2: cl.Conv1d, 3: cl.Conv2d, 4: cl.Conv3d}[len(shape)](shape[0], 2, 2)
@@ -163,11 +149,15 @@ def test_without_activation_there_is_only_the_norm() -> None:
 
 
 @every_kind
-def test_terms_are_those_of_the_layers(kinds: tuple[bool, ...]) -> None:
+def test_terms_and_templates_are_those_of_the_layers(kinds: tuple[bool, ...]) -> None:
     model = network(kinds)
     x = samples(SHAPE, torch.float64, batch=300) * torch.logspace(-3, 3, 300)[:, None, None, None]
-    terms = one(model, SHAPE, x).terms
+    part = one(model, SHAPE, x)
+    terms = part.terms
     assert terms is not None
+    assert part.bias is not None
+    y = x.flatten(1) @ part.templates.flatten(1).T / terms.denominators[:, None] + part.bias
+    torch.testing.assert_close(y, cl.testing.reference(model.double(), x))
     _, t, expected, s = literally(model, x)
     assert terms.names == ("‖x‖", "0.1", "0.4", "0.8")
     torch.testing.assert_close(terms.norms, x.flatten(1).norm(dim=1))
@@ -186,25 +176,6 @@ def test_gains_are_quotients_of_the_forms(projective: bool) -> None:
     quotients = [(flat @ q * flat).sum(1) / flat.square().sum(1) for q in expected_forms(kinds)]
     gains = part.terms.gains if projective else part.terms.gains.sum(1, keepdim=True)
     torch.testing.assert_close(gains, torch.stack(quotients, 1))
-
-
-@every_kind
-def test_templates_are_the_gradient_of_the_output_times_the_denominator(
-    kinds: tuple[bool, ...],
-) -> None:
-    model = network(kinds).eval()
-    part = one(model, SHAPE)
-    exact = copy.deepcopy(model).double()
-    bias = exact[3](exact[2].bias)
-    x = samples(SHAPE, torch.float64, batch=1).requires_grad_()
-    features, t, _, s = literally(model, x)
-    numerator = (t / s)[:, None] * (exact[1:](features / t[:, None]) - bias)
-    assert part.bias is not None
-    torch.testing.assert_close(part.bias, bias.detach())
-    assert part.templates.shape == (4, *SHAPE)
-    for template, value in zip(part.templates, numerator[0], strict=True):
-        (gradient,) = torch.autograd.grad(value, x, retain_graph=True)
-        torch.testing.assert_close(template, gradient[0])
 
 
 @both_forms
@@ -383,20 +354,6 @@ def test_an_offset_is_part_of_what_enters() -> None:
     assert part.terms.names[0] == "√(‖x‖² + c²)"
     y = x @ part.templates.T / part.terms.denominators[:, None]
     torch.testing.assert_close(y, cl.testing.reference(model, x))
-
-
-def test_gains_of_later_stages_are_quotients_of_their_forms() -> None:
-    model, x = staged(), samples((2, 10, 10), torch.float64)
-    part = cl.inspect(model, (2, 10, 10), x, top=12).parts[2]
-    (form,) = part.forms
-    assert part.terms is not None
-    entered, t = points_between(model, x)[2]
-    vectors = form.eigenimages.flatten(1)
-    flat = entered.flatten(1)
-    quotients = ((flat @ vectors.T).square() * form.eigenvalues).sum(1) / flat.square().sum(1)
-    torch.testing.assert_close(part.terms.gains[:, 0], quotients)
-    added = part.terms.shares[:, 1] / part.terms.shares[:, 0] * t
-    torch.testing.assert_close(added, quotients * flat.square().sum(1))
 
 
 def test_stages_of_any_graph_print_and_name_what_is_too_large() -> None:

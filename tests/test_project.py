@@ -43,22 +43,9 @@ def test_workflows_cover_the_versions_of_the_metadata() -> None:
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_hooks_before_a_commit_are_targets_of_make() -> None:
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]
-    for hook in hooks["hooks"]:
-        assert re.search(rf"^{hook['entry'].removeprefix('make ')}:", MAKEFILE, re.M)
-
-
 def test_every_tool_of_make_is_pinned() -> None:
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     extras = METADATA["optional-dependencies"]
     for extra in ("dev", "experiments", "onnx", "docs"):
         names = {re.split(r"[>=\[]", one)[0] for one in extras[extra]}
         assert names <= pinned, names - pinned
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
-def test_templates_ask_for_something(path: Path) -> None:
-    template = yaml.safe_load(path.read_text("utf-8"))
-    assert template["name"]
-    assert any(field.get("validations", {}).get("required") for field in template["body"])

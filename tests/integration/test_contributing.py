@@ -52,7 +52,6 @@ from support import assert_says, folds, samples
 
 runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(cl.__file__).parent
 SHAPE = 2, 6, 6
 CLOSE = 1e-5  # runtimes against torch, in float32
 
@@ -379,37 +378,7 @@ def test_an_operation_is_refused_by_name_where_a_runtime_lacks_it(
 # -- lists that few files know ------------------------------------------------------------------
 
 
-def files_naming(words: set[str]) -> list[str]:
-    """Return the source files with at least half of the words, numbers of axes left out."""
-    short, found = {re.sub(r"[123]d$", "", word) for word in words}, []
-    for path in sorted(SOURCE.rglob("*.py")):
-        own = {re.sub(r"[123]d$", "", word) for word in re.findall(r"\w+", path.read_text())}
-        if len(own & short) >= len(short) / 2:
-            found.append(path.relative_to(SOURCE).as_posix())
-    return found
-
-
-def test_few_files_know_the_list_of_strategies_or_of_layers() -> None:
-    strategies = files_naming({type(strategy).__name__ for strategy in STRATEGIES.values()})
-    assert "folding/strategies/__init__.py" in strategies
-    assert len(strategies) <= 3, strategies
-    layers = files_naming(
-        {kind.__name__ for kind in _SPECS if kind.__module__.startswith("torch.")}
-    )
-    assert "nn/supported.py" in layers
-    assert len(layers) <= 4, layers
-
-
 # -- the text itself ----------------------------------------------------------------------------
-
-
-def test_every_place_that_the_text_names_is_there() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[^`<>*]+)`", text)
-    assert len(paths) > 20
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert set(re.findall(r"`make ([\w-]+)`", text)) <= targets
 
 
 def test_every_name_that_a_step_gives_is_in_its_file() -> None:

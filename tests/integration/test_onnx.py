@@ -37,7 +37,8 @@ def check(folded: cl.Folded, path: Path) -> None:
         for batch in BATCHES:
             x = samples(folded.input_shape, folded.dtype, batch, seed=7)
             assert relative_error(run(path, x), folded(x)) <= limit
-        assert relative_error(run(path, 1e15 * x[:9]), folded(1e15 * x[:9])) <= limit
+        for scale in (1e-12, 1e11):
+            assert relative_error(run(path, scale * x[:9]), folded(scale * x[:9])) <= limit
         odd = x[:5].clone()
         odd[0], odd[1].view(-1)[5], odd[2].view(-1)[5] = 0, float("nan"), float("inf")
         actual, expected = run(path, odd), folded(odd)
@@ -49,26 +50,9 @@ def check(folded: cl.Folded, path: Path) -> None:
 # -- the same numbers ---------------------------------------------------------------------------
 
 
-FAST = [
-    ("chain", "dense", torch.float32),
-    ("chain", "banded", torch.float32),
-    ("unpadded", "conv", torch.float32),
-    ("branches", "layers", torch.float32),
-    ("residual", "dense", torch.float32),
-    ("rules", "dense", torch.float64),
-]
-
-
-@pytest.mark.parametrize(("name", "strategy", "dtype"), FAST, ids=str)
-def test_numbers_are_those_of_torch(
-    name: str, strategy: str, dtype: torch.dtype, path: Path
-) -> None:
-    check(cl.fold(net(name), SHAPE, strategy=strategy, dtype=dtype), path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 @pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.sampled(6)
 def test_numbers_of_every_network_and_strategy(name: str, dtype: torch.dtype, path: Path) -> None:
     for folded in folds(name, dtype):
         check(folded, path)

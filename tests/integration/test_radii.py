@@ -93,36 +93,6 @@ def test_spectral_starts_as_young(dtype):
 
 
 @both
-def test_spectral_nears_the_norm_of_the_whole_segment_from_below(dtype):
-    model, x = network("spectral", dtype=dtype), batch(dtype, 2)
-    norm = np.linalg.norm(segment_matrix(model), 2)
-    assert norm < 0.5 * young_radii(model)[0]
-    estimates = []
-    for _ in range(150):
-        model.train()(x)
-        estimates.append(float(model[5].norm))
-    assert max(estimates) <= norm * (1 + RTOL[dtype])
-    assert estimates[0] < estimates[-1]
-    assert estimates[-1] == pytest.approx(norm, rel=1e-3)
-
-
-@both
-def test_spectral_radius_is_the_same_number_everywhere(dtype):
-    model, x = network("spectral", dtype=dtype), batch(dtype)
-    model[4].p = 0.0
-    for _ in range(3):
-        trained = model.train()(x)
-    alpha = float(model[5].norm)
-    assert cl.trace(model, SHAPE).alphas[0] == alpha
-    expected = output_for(model, x, alpha, young_radii(model)[1])
-    assert gap(trained, expected) <= RTOL[dtype]
-    assert gap(evaluated(model, x), expected) <= RTOL[dtype]
-    assert gap(cl.fold(model, SHAPE)(x), expected) <= RTOL[dtype]
-    with cl.layer_by_layer():
-        assert gap(model(x), expected) <= RTOL[dtype]
-
-
-@both
 def test_spectral_state_is_one_scalar(dtype):
     model, x = network("spectral", dtype=dtype), batch(dtype)
     fresh = set(model.state_dict())
@@ -135,22 +105,6 @@ def test_spectral_state_is_one_scalar(dtype):
     other = network("spectral", dtype=dtype, seed=9)
     other.load_state_dict(state)
     assert torch.equal(evaluated(other, x), evaluated(model, x))
-
-
-def test_spectral_radius_is_differentiated():
-    # ‖U v‖ with v held fixed: by hand for a matrix, as one step of training sees it.
-    torch.manual_seed(2)
-    model = cl.ConformalLayers(cl.Linear(4, 3, dtype=torch.float64), cl.ReSPro("spectral"))
-    x = torch.randn(5, 4, dtype=torch.float64)
-    model(x)
-    vector = model[1].vector.detach().clone().view(4)
-    model.zero_grad()
-    model(x).sum().backward()
-    weight = model[0].weight.detach().clone().requires_grad_()
-    alpha, image = (weight @ vector).norm(), x @ weight.T
-    t = alpha / 2 * x.norm(dim=1) + image.square().sum(1) / (2 * alpha)
-    (image / t[:, None]).sum().backward()
-    assert gap(model[0].weight.grad, weight.grad) <= 1e-6  # the norm is kept in float32
 
 
 @both
@@ -180,30 +134,19 @@ def test_learned_starts_as_young_and_trains(dtype):
 
 
 @both
-@pytest.mark.parametrize("alpha", [0.05, 3, 1e4])
-def test_number_is_used_as_it_is(alpha, dtype):
-    model, x = network(alpha, 2.5, dtype=dtype), batch(dtype)
-    assert cl.trace(model, SHAPE).alphas == (alpha, 2.5)
-    expected = output_for(model, x, alpha, 2.5)
-    model[4].p = 0.0
-    assert gap(model.train()(x), expected) <= RTOL[dtype]
-    assert gap(evaluated(model, x), expected) <= RTOL[dtype]
-
-
-@both
 @pytest.mark.parametrize("projective", [False, True])
 @pytest.mark.parametrize("alpha", [None, "spectral", "learned", 2.0])
-@pytest.mark.parametrize("depth", [1, 2, 12])
-def test_zero_weights_give_zero_and_finite_gradients(depth, alpha, projective, dtype):
+@pytest.mark.parametrize("zeros", [slice(None), slice(1, 2)], ids=["all", "one"])
+def test_zero_weights_give_zero_and_finite_gradients(zeros, alpha, projective, dtype):
     torch.manual_seed(0)
     layers = []
-    for _ in range(depth):
+    for _ in range(3):
         layers += [cl.Linear(4, 4, dtype=dtype), cl.ReSPro(alpha, projective=projective)]
     model = cl.ConformalLayers(*layers)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
+    for layer in layers[::2][zeros]:
+        nn.init.zeros_(layer.weight)
     x = torch.randn(3, 4, dtype=dtype, requires_grad=True)
-    assert cl.trace(model, (4,)).steps[0].bound == 0
+    assert cl.trace(model, (4,)).steps[2].bound == 0
     for _ in range(2):
         y = model.train()(x)
         assert not y.any()
@@ -212,18 +155,3 @@ def test_zero_weights_give_zero_and_finite_gradients(depth, alpha, projective, d
         assert tensor.grad.isfinite().all()
     assert not evaluated(model, x).any()
     assert not cl.fold(model, (4,))(x.detach()).any()
-
-
-@both
-@pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
-def test_weights_of_zero_in_one_layer_of_several(alpha, dtype):
-    torch.manual_seed(0)
-    layers = [cl.Linear(4, 4, dtype=dtype) for _ in range(3)]
-    model = cl.ConformalLayers(*(m for layer in layers for m in (layer, cl.ReSPro(alpha))))
-    nn.init.zeros_(layers[1].weight)
-    x = torch.randn(3, 4, dtype=dtype)
-    y = model.train()(x)
-    assert not y.any()
-    y.sum().backward()
-    assert all(layer.weight.grad.isfinite().all() for layer in layers)
-    assert not evaluated(model, x).any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-import conformallayers.numpy as cln
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn import layerwise as running
 from conformallayers.testing import relative_error
@@ -92,16 +90,6 @@ def test_any_depth_folded(name: str) -> None:
         assert relative_error(model(x), expected) < 1e-5
 
 
-def test_deep_layers_are_saved(tmp_path: Path) -> None:
-    model = orthogonal(*DEEP["projective"]).eval()
-    folded = cl.fold(model, SHAPE, strategy="layers")
-    cl.save(folded, tmp_path / "net.safetensors")
-    x = samples(SHAPE, torch.float32)
-    assert torch.equal(cl.load(tmp_path / "net.safetensors")(x), folded(x))
-    y = cln.load(tmp_path / "net.safetensors")(x.numpy())
-    assert relative_error(torch.from_numpy(y), folded(x)) < 1e-5
-
-
 def test_maps_that_could_overflow_are_not_composed() -> None:
     layers = [q for _ in range(70) for q in (cl.Conv2d(2, 2, 1), cl.ReSPro(projective=True))]
     for layer in layers[::2]:
@@ -155,46 +143,6 @@ def test_inputs_of_all_promised_sizes_behind_a_bias(name: str, size: float) -> N
         assert relative_error(cl.fold(model, SHAPE, strategy=strategy)(x), expected) < 1e-5
     with cl.layer_by_layer():
         assert relative_error(model(x), expected) < 1e-5
-
-
-@pytest.mark.parametrize("size", [1e-25, 1e20])
-@pytest.mark.parametrize("activation", [cl.ReSPro, cl.Gnomonic])
-def test_weights_of_any_size(activation: Callable[..., nn.Module], size: float) -> None:
-    model = orthogonal(3, lambda: activation(1.0)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(size)
-    x = samples(SHAPE, torch.float32)
-    expected = expected_of(model, x)
-    for strategy in ("layers", "dense"):
-        y = cl.fold(model, SHAPE, strategy=strategy)(x)
-        if float(expected.detach().abs().max()) > 1e-30:
-            assert relative_error(y, expected) < 1e-5
-        else:  # smaller than float32 has with all its digits
-            assert float(y.abs().max()) < 1e-30
-
-
-@pytest.mark.parametrize("size", [1e-12, 1e12])
-@pytest.mark.parametrize("activation", [cl.ReSPro, cl.Gnomonic])
-def test_activations_on_their_own(activation: Callable[..., nn.Module], size: float) -> None:
-    x = (size * samples((6,), torch.float64)).float().requires_grad_()
-    wide = x.detach().double().requires_grad_()
-    y, expected = activation(2.0)(x), activation(2.0)(wide)
-    assert relative_error(y, expected) < 1e-6
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    (wanted,) = torch.autograd.grad(expected.sum(), wide)
-    if float(wanted.abs().max()) > 1e-30:
-        assert relative_error(gradient, wanted) < 1e-5
-
-
-@pytest.mark.parametrize("strategy", ["layers", "dense"])
-def test_nan_reaches_every_output_behind_a_bias(strategy: str) -> None:
-    model = cl.ConformalLayers(cl.ConvTranspose2d(1, 2, 1, stride=2, bias=True)).eval()
-    x = samples((1, 6, 3), torch.float32)
-    x[1, 0, 0, 0] = float("nan")
-    nan = cl.fold(model, (1, 6, 3), strategy=strategy)(x).isnan()
-    assert nan[1].all()
-    assert not nan[0].any()
 
 
 # -- the batch axis -----------------------------------------------------------------------------

@@ -91,9 +91,7 @@ def assert_close(actual, expected):
 
 CONVOLUTIONS = [
     (d_x, d_w, stride, pad, dilation)
-    for d_x, d_w, stride, pad, dilation in product(
-        (1, 7), (1, 2, 4), (1, 2, 3), (0, 1, 3), (1, 2, 3)
-    )
+    for d_x, d_w, stride, pad, dilation in product((1, 7), (1, 4), (1, 3), (0, 3), (1, 2))
     if d_x + 2 * pad > dilation * (d_w - 1)
 ]
 POOLINGS = [
@@ -113,27 +111,11 @@ def test_convolution(d_x, d_w, stride, pad, dilation):
         assert_same_map(matrix, conv.to(dtype), samples(d_x, dtype).abs())
 
 
-@pytest.mark.parametrize(("d_x", "d_w", "stride", "pad", "dilation"), CONVOLUTIONS[::5])
-def test_both_printed_orders_of_the_convolution_agree(d_x, d_w, stride, pad, dilation):
-    weights = np.random.default_rng(2).normal(size=d_w)
-    D, C = dilation_matrix(d_w, dilation), correlation_tensor(d_x, d_w, pad, dilation)
-    S, P = stride_matrix(d_x, d_w, pad, dilation, stride), padding_matrix(d_x, pad)
-    other = left(np.append(weights, 1.0), transpose(left(S, transpose(left(D, C))) @ P))
-    expected = convolution_matrix(d_x, weights, stride, pad, dilation)
-    np.testing.assert_allclose(other, expected, rtol=1e-12)
-
-
 @pytest.mark.parametrize(("d_x", "d_w", "stride", "pad"), POOLINGS)
 def test_average_pooling(d_x, d_w, stride, pad):
     matrix = pooling_matrix(d_x, d_w, stride, pad)
     for dtype in DTYPES:
         assert_same_map(matrix, cl.AvgPool1d(d_w, stride, pad), samples(d_x, dtype).abs())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("d_x", "pad"), [*product((1, 4, 9), (0, 1, 3))])
-def test_padding(d_x, pad, dtype):
-    assert_same_map(padding_matrix(d_x, pad), nn.ZeroPad1d(pad), samples(d_x, dtype))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])

@@ -97,18 +97,3 @@ def test_inductor_trains_and_runs_folds() -> None:
     assert relative_error(y, exact_output(model, x)) <= 5e-6
     for folded in folds(model, SHAPE).values():
         assert relative_error(torch.compile(folded, fullgraph=True)(x), y) <= 1e-5
-
-
-@compiles
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_export_with_dynamic_batch(strict: bool) -> None:
-    model = circular_net()
-    options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "strict": strict}
-    for folded in folds(model, SHAPE).values():
-        program = torch.export.export(folded, (inputs(),), **options).module()
-        for batch in (1, 5, 9):
-            assert (
-                relative_error(program(inputs(batch)), exact_output(model, inputs(batch))) <= 5e-6
-            )
-    layers = torch.export.export(model.eval(), (inputs(),), **options).module()
-    assert relative_error(layers(inputs(7)), exact_output(model, inputs(7))) <= 5e-6
