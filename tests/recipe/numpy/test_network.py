@@ -116,7 +116,7 @@ def test_network_says_what_it_is() -> None:
     assert repr(net) == "Network((4, 3, 5) → (4, 2, 5), dtype=float32, strategy='dense')"
     assert (net.origin, net.labels, net.about) == (None, None, None)
     assert str(net.recipe).startswith("x: (4, 3, 5) → (4, 2, 5)\n  y = slice(x;")
-    whole = np.arange(60, dtype=np.uint8).reshape(1, 4, 3, 5)
+    whole = np.arange(60, dtype=np.int16).reshape(1, 4, 3, 5)
     assert net(whole).dtype == np.float32
     np.testing.assert_array_equal(net(whole), net(whole.astype(np.float64)))
 

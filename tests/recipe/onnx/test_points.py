@@ -61,6 +61,35 @@ def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
         assert error(recipe, x) <= LIMITS[dtype]
 
 
+def staged(rules: list[str]) -> Recipe:
+    """Embed, and for each rule: run an activation, take the point, add a bias; divide."""
+    builder = RecipeBuilder((2, 4, 3))
+    names = "z", "m", "tau"
+    z, m, tau = builder.add_many(point.Normalize, INPUT, names=names, offset=1.5)
+    for rule in rules:
+        n = builder.add(point.SumSquares, z, weight=0.3)
+        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
+        options = {"scale": 0.6, "coordinate": 1.4}
+        z, m, tau = builder.add_many(point.Rebase, z, m, tau, names=names, **options)
+        bias = builder.constant("bias", torch.randn(2, 1, 3, dtype=torch.float64))
+        z = builder.add(layer.AddConstant, z, value=bias)
+    n = builder.add(point.SumSquares, z, weight=0.2)
+    for rule in rules:  # the same energy again, without taking the point
+        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
+    return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
+
+
+@pytest.mark.parametrize("first", ["published", "projective"])
+@pytest.mark.parametrize("second", ["published", "projective"])
+def test_rules_in_any_order(first: str, second: str) -> None:
+    recipe = staged([first, second, first])
+    x = samples((2, 4, 3), torch.float32, 6)
+    for index, size in enumerate((1e-12, 1e-6, 1e6, 1e11, 0.0), 1):
+        x[index] *= size
+    assert error(recipe, x) <= 5e-6
+    assert not {"Where", "Equal", "Sign"} & set(node_kinds(recipe))
+
+
 LARGE = [(300,), (4096,), (5003,), (2, 128, 128), (3, 60_000), (1024, 6, 1), (3, 1024, 1024)]
 
 
