@@ -232,7 +232,7 @@ def test_values_have_the_types_of_hints() -> None:
 
 _FAR = 2**28
 _ONE = {"dilation": [1], "weight": "weight"}
-_LONG = {"operation": "upsample", "size": [2**20]}
+_LONG = {"operation": "upsample", "scales": [2**19]}
 _WINDOWS = {"operation": "norm_pool", "kernel": [2**12], "stride": [1]}
 _FORGED: list[tuple[list[dict[str, Any]], str]] = [
     (
@@ -247,7 +247,7 @@ _FORGED: list[tuple[list[dict[str, Any]], str]] = [
         "elements of conv_transpose, padded",
     ),
     ([_LONG, _WINDOWS], "elements of the windows of norm_pool"),
-    ([_LONG | {"size": [_FAR]}], f"{_FAR} elements of 'z0', and {2**27} are the most"),
+    ([_LONG | {"scales": [_FAR // 2]}], f"{_FAR} elements of 'z0', and {2**27} are the most"),
     ([{"operation": "pad", "pads": [[_FAR, 0]]}], "elements of 'z0'"),
 ]
 
@@ -278,7 +278,7 @@ def test_a_small_file_cannot_ask_for_much_memory(
 
 def test_what_is_beyond_the_limits_is_not_saved(path: Path) -> None:
     builder = RecipeBuilder((1, 2))
-    value = builder.add(layer.Upsample, INPUT, size=(limits.VALUE_LIMIT + 1,))
+    value = builder.add(layer.Upsample, INPUT, scales=(limits.VALUE_LIMIT,))
     value = builder.add(layer.AdaptiveAvgPool, value, size=(2,))
     with pytest.raises(cl.ConformalError, match=r"save\(.*elements of 'z', and"):
         cl.save(Folded(builder.recipe(value), torch.float32, {}), path)

@@ -44,18 +44,6 @@ def test_an_operation_without_shapes_says_so() -> None:
     assert Silent.copies == 0
 
 
-def test_averages_that_torch_refuses() -> None:
-    padded = {"kernel": (3, 2, 2), "stride": (1, 1, 1), "padding": (1, 0, 0)}
-    average = layer.AvgPool(("x",), ("y",), **padded)
-    norm = layer.NormPool(("x",), ("y",), kernel=(3, 2, 2), stride=(2, 2, 2), ceil_mode=True)
-    for pool in (average, norm):
-        with pytest.raises(ValueError, match="beyond a volume"):
-            pool.shapes([(1, 2, 4, 4)], lambda _: ())
-        pool.shapes([(1, 3, 4, 4)], lambda _: ())
-    most = layer.MaxPool(("x",), ("y",), dilation=(1, 1, 1), **padded)
-    assert most.shapes([(1, 2, 4, 4)], lambda _: ()) == ((1, 2, 3, 3),)
-
-
 def test_expectations() -> None:
     expect(1, "never said")
     expect_shape((2, 3), (2, 3), "x")

@@ -16,7 +16,7 @@ from conformallayers.folding import cache
 from conformallayers.recipe import file
 from conformallayers.recipe.numpy import points as numpy_points
 from conformallayers.recipe.point_operations import Divide
-from conformallayers.recipe.torch.points import RUN
+from conformallayers.recipe.torch.operations import RUN
 from soak import runtimes
 from soak.__main__ import main
 from soak.case import Case

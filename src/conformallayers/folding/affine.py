@@ -65,7 +65,7 @@ class AffineOperations:
     @staticmethod
     def _uniform(op: Operation) -> bool:
         if isinstance(op, layer.AvgPool):
-            return not (any(op.padding) or op.ceil_mode or op.divisor)
+            return not (any(op.padding) or op.ceil_mode)
         return isinstance(op, (layer.AdaptiveAvgPool, layer.Upsample))
 
     def _form(self, op: Operation, shape: Shape, after: Shape) -> Convolution | None:
@@ -79,7 +79,7 @@ class AffineOperations:
         if isinstance(op, layer.AvgPool) and not op.ceil_mode:
             if any(op.padding) and not op.count_include_pad:
                 return None
-            share = 1 / (op.divisor or math.prod(op.kernel))
+            share = 1 / math.prod(op.kernel)
             return _depthwise(shape[0], share, op.kernel, op.stride, op.padding)
         if isinstance(op, layer.AdaptiveAvgPool):
             kernel = tuple(n // m for n, m in zip(shape[1:], after[1:], strict=True))

@@ -5,6 +5,7 @@ A module that has no operation becomes a ``call``, which only torch can run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -216,16 +217,15 @@ def _channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(*by_axis("AvgPool"))
 def _avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    options = pool_axes(module, len(shape) - 1)
+    options, divisor = pool_axes(module, len(shape) - 1), getattr(module, "divisor_override", None)
     del options["dilation"]
-    return to.add(
-        layer.AvgPool,
-        value,
-        count_include_pad=module.count_include_pad,
-        divisor=getattr(module, "divisor_override", None),
-        ceil_mode=module.ceil_mode,
-        **options,
-    )
+    if divisor is None:
+        options |= {name: getattr(module, name) for name in ("ceil_mode", "count_include_pad")}
+        return to.add(layer.AvgPool, value, **options)
+    if module.ceil_mode:
+        return to.call(value, module, shape)
+    means = to.add(layer.AvgPool, value, **options)
+    return to.multiply(means, math.prod(options["kernel"]) / divisor)
 
 
 @lowers(*by_axis("MaxPool"))
@@ -265,16 +265,10 @@ def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.Upsample)
 def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    if module.mode == "area":  # torch runs it as adaptive pooling too
-        return _adaptive_pool(to, value, module, shape)
-    if module.mode == "bicubic":
+    scales = per_axis(module.scale_factor or 0.5, len(shape) - 1)  # None: a size of its own
+    if not module.mode.startswith("nearest") or any(scale != int(scale) for scale in scales):
         return to.call(value, module, shape)
-    axes = len(shape) - 1
-    scales = None
-    if module.size is None and not module.recompute_scale_factor:
-        scales = tuple(float(s) for s in per_axis(module.scale_factor, axes))
-    places = {"align_corners": bool(module.align_corners), "scales": scales}
-    return to.add(layer.Upsample, value, size=shape[1:], mode=module.mode, **places)
+    return to.add(layer.Upsample, value, scales=tuple(map(int, scales)))
 
 
 # -- functions around the folded parts --------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from ..errors import shape_text
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape, ShapeOf, expect
 from ..recipe.recipe import INPUT, Recipe
-from ..recipe.torch.integers import RUN
+from ..recipe.torch.operations import RUN
 
 _ANY_SIZE = (
     *(
@@ -28,19 +27,11 @@ _ANY_SIZE = (
 )
 
 
-def resized(op: Operation, before: Shape, given: Shape) -> Operation:
-    """Return an operation for samples of a given shape instead of the one before.
-
-    Raises:
-        ValueError: it is exact for the shape before only.
-    """
+def check_size(op: Operation, before: Shape, given: Shape) -> None:
+    """Raise ValueError for an operation that is exact for samples of the shape before only."""
     fixed = isinstance(op, layer.Reshape) or (isinstance(op, layer.Slice) and op.axis > 0)
     known = isinstance(op, _ANY_SIZE) and not (fixed and before != given)
     expect(known, f"{op.kind} reads samples of shape {shape_text(before)}")
-    if isinstance(op, layer.Upsample) and op.scales is not None:
-        size = tuple(int(n * s) for n, s in zip(given[1:], op.scales, strict=True))
-        return replace(op, size=size)
-    return op
 
 
 def run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
@@ -48,9 +39,9 @@ def run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
     shapes, values = recipe.shapes(), {INPUT: x}
     for op, dropped in zip(recipe.operations, recipe.last_uses(), strict=True):
         given = [tuple(values[name].shape[1:]) for name in op.inputs]
-        now = resized(op, shapes[op.inputs[0]], given[0])
-        now.shapes(given, recipe.constant_shape)
-        RUN.step(now, holder, values)
+        check_size(op, shapes[op.inputs[0]], given[0])
+        op.shapes(given, recipe.constant_shape)
+        RUN.step(op, holder, values)
         for name in dropped:
             del values[name]
     return values[recipe.output]
@@ -66,8 +57,8 @@ def size_sentence(recipe: Recipe) -> str:
     for op in recipe.operations:
         given = [found[name] for name in op.inputs]
         try:
-            now = resized(op, shapes[op.inputs[0]], given[0])
-            after = now.shapes(given, constant)
+            check_size(op, shapes[op.inputs[0]], given[0])
+            after = op.shapes(given, constant)
         except ValueError as error:
             return f"Takes samples of shape {shape_text(shape)} only: {error}."
         kept = isinstance(op, layer.Call) and op.result == shapes[op.inputs[0]]

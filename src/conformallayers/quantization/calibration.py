@@ -15,7 +15,7 @@ from ..recipe.places import Array
 from ..recipe.point_operations import Normalize
 from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
-from ..recipe.torch.points import RUN
+from ..recipe.torch.operations import RUN
 
 _SHARES = np.linspace(0.3, 1.0, 36)  # of the largest entry, tried as the entry that becomes 127
 _MEASURED = 2**18  # entries of a value that are measured

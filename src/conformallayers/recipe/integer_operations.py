@@ -172,13 +172,6 @@ class IntegerPool(Pool):
         expect(prod(self.kernel) <= LARGEST_WINDOW, f"windows of {self.kernel}")
         return super().shape_of(x, constant)
 
-    @property
-    def sums(self) -> layer.AvgPool:
-        """The operation that adds the same windows."""
-        names = "kernel", "stride", "padding", "ceil_mode"
-        windows = {name: getattr(self, name) for name in names}
-        return layer.AvgPool(self.inputs, self.outputs, **windows, divisor=1)
-
 
 def root_bits(kernel: Shape) -> int:
     """Return the number j of binary places of the norm of a window."""

@@ -33,7 +33,6 @@ FUNCTIONS = {  # name → number of parameters
     "hardsigmoid": 0,
 }
 PAD_MODES = ("zeros", "reflect", "replicate", "circular")
-MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear")
 WIDE, WORKING = "wide", "working"
 # Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
 # equal products have one sign, so that n entries in float32 lose up to 2.4e-9·n. 5e-6 is promised.
@@ -124,7 +123,6 @@ class Pool(Operation):
         found = []
         for n, k, s, p, d in zip(x[1:], *settings, strict=True):
             expect(2 * p <= k, "a padding of more than half the window")
-            expect(k <= n or len(x) < 4 or isinstance(self, MaxPool), "an average beyond a volume")
             found.append((n, windows(n, d * (k - 1) + 1, s, p, self.ceil_mode), k, s, p, d))
         return found
 
@@ -136,10 +134,9 @@ class Pool(Operation):
 
 @operation("avg_pool")
 class AvgPool(Pool):
-    """Average windows; ``divisor`` replaces the number of entries of a window."""
+    """Average windows."""
 
     count_include_pad: bool = True
-    divisor: Positive | None = None
 
 
 @operation("max_pool")
@@ -222,26 +219,13 @@ class Pad(Operation):
 
 @operation("upsample")
 class Upsample(Operation):
-    """Interpolate the spatial axes, as ``torch.nn.functional.interpolate`` does.
+    """Repeat the entries of each spatial axis a number of times."""
 
-    ``scales`` are the factors that coordinates are computed with; None: size over input size.
-    """
-
-    size: tuple[Positive, ...]
-    mode: str = "nearest"
-    align_corners: bool = False
-    scales: tuple[float, ...] | None = None
+    scales: tuple[Positive, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        _expect_axes(x, self.size)
-        expect(self.mode in MODES, f"no mode {self.mode!r:.60}")
-        axes = {"linear": 1, "bilinear": 2, "trilinear": 3}.get(self.mode)
-        expect(axes in (None, len(x) - 1), f"{self.mode} interpolation of {x}")
-        if self.scales is not None:
-            every = zip(x[1:], self.size, self.scales, strict=True)
-            expect(len(self.scales) == len(self.size), "scales for other axes")
-            expect(all(s > 0 and int(n * s) == m for n, m, s in every), "scales of another size")
-        return (x[0], *self.size)
+        _expect_axes(x, self.scales)
+        return (x[0], *(n * s for n, s in zip(x[1:], self.scales, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

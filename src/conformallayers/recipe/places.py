@@ -1,4 +1,4 @@
-"""Index tables and weights of windows, pads and interpolations, for every runtime but torch.
+"""Index tables and weights of windows, pads and repetitions, for every runtime but torch.
 
 A table of one axis is (taps, positions): the entries of the input that each position of the output reads.
 -1 is an entry outside of the input.
@@ -21,16 +21,15 @@ Resampling = (
 )
 
 
-def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, Table, Array]]:
+def resampled(op: Resampling, shape: Shape) -> Iterator[tuple[int, Table, Array]]:
     """Yield each axis that an operation changes, with its table and weights.
 
     Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``, or the largest
     of these entries.
 
     Args:
-        op: averages, maxima, pads, or an interpolation.
+        op: averages, maxima, pads, or repetitions.
         shape: of the sample before it.
-        dtype: that torch computes coordinates in.
     """
     found: list[tuple[Table, Array]]
     if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
@@ -41,12 +40,8 @@ def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, T
         every = zip(shape[len(shape) - len(op.pads) :], op.pads, strict=True)
         found = [_copies(padded(n, *ends, op.mode)) for n, ends in every]
     else:
-        scales = op.scales or (None,) * len(op.size)
-        axes = zip(shape[1:], op.size, scales, strict=True)
-        if op.mode.startswith("nearest"):
-            found = [_copies(nearest(op, *axis, dtype)) for axis in axes]
-        else:
-            found = [interpolated(*axis, op.align_corners, dtype) for axis in axes]
+        repeated = zip(shape[1:], op.scales, strict=True)
+        found = [_copies(np.arange(n * scale) // scale) for n, scale in repeated]
     for axis, (table, weights) in enumerate(found, len(shape) - len(found)):
         same = len(table) == 1 and np.array_equal(table[0], np.arange(shape[axis]))
         if not (same and np.all(weights == 1)):
@@ -126,9 +121,7 @@ def margins(op: layer.Pool, shape: Shape) -> list[tuple[int, int]]:
 
 
 def divisors(op: layer.AvgPool, shape: Shape, result: Shape) -> Array:
-    """Return the divisor of the sum of each window: one number, or one for each position."""
-    if op.divisor is not None:
-        return np.array(float(op.divisor))
+    """Return the number of entries of each window that counts, one for each position."""
     sizes = np.ones(())
     axes = zip(shape[1:], op.kernel, result[1:], op.stride, op.padding, strict=True)
     for axis in axes:
@@ -188,10 +181,7 @@ def _pooled(op: layer.AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
     for n, m, k, s, p, _ in op.axes(shape):
         start = np.arange(m) * s - p
         sizes = window_sizes(n, k, m, s, p, p if op.count_include_pad else 0)
-        divisors = sizes if op.divisor is None else np.ones(m)
-        found.append(_averages(np.maximum(start, 0), np.minimum(start + k, n), divisors))
-    if op.divisor is not None:
-        found[0] = found[0][0], found[0][1] / op.divisor
+        found.append(_averages(np.maximum(start, 0), np.minimum(start + k, n), sizes))
     return found
 
 
@@ -200,47 +190,3 @@ def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]
     table = np.minimum(first + np.arange((stop - first).max())[:, None], stop - 1)
     last = table == stop - 1  # shorter sums repeat it, and share its weight: 0·∞ would be NaN
     return table, np.where(last, 1 / last.sum(0), 1) / divisors
-
-
-def nearest(op: layer.Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:
-    """Return the entry that each position of an interpolation copies, rounded as torch does.
-
-    torch has a kernel of its own for small images: it computes ratios in float32, and ignores the
-    scale where the size stays or doubles.
-    """
-    exact, index = op.mode == "nearest-exact", np.arange(m)
-    small = len(op.size) == 2 and sum(op.size) <= 128
-    if small and not exact and m in (n, 2 * n):
-        return index // (m // n)
-    number = np.float32 if small else np.dtype(dtype).type
-    ratio = float(number(n) / number(m) if scale is None else number(1 / scale))
-    source = (index + 0.5) * ratio if exact else index * ratio
-    if exact and not small:
-        source = (source - 0.5).astype(number) + number(0.5)
-    return np.minimum(np.floor(source.astype(np.float32)).astype(np.int64), n - 1)
-
-
-def interpolated(
-    n: int, m: int, scale: float | None, align_corners: bool, dtype: Any
-) -> tuple[Table, Array]:
-    """Return the table and the weights of a linear interpolation, as torch has them.
-
-    Args:
-        n, m: sizes of the axis before and after.
-        scale: the factor that coordinates are computed with; None: m / n.
-        align_corners: whether the first and the last entry keep their place.
-        dtype: that torch computes coordinates in.
-    """
-    if n == m:  # torch copies such an axis, whatever the scale
-        return _copies(np.arange(n))
-    number = np.dtype(dtype).type
-    ratio = number(n) / number(m) if scale is None else number(1 / scale)
-    index = np.arange(m).astype(dtype)
-    if align_corners:
-        source = index * (number(n - 1) / number(m - 1) if m > 1 else number(0))
-    else:
-        source = (index + number(0.5)) * ratio - number(0.5)
-    source = np.maximum(source, 0)
-    low = np.minimum(source.astype(np.int64), n - 1)
-    share = np.clip(source - low, 0, 1).astype(np.float64)
-    return np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1 - share, share])

@@ -13,7 +13,7 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.onnx.pools import MixedPool, merged_pools
+from conformallayers.recipe.onnx.layers import MixedPool, merged_pools
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import error, node_kinds, session
 from oracle import relative_error

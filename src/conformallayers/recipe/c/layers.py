@@ -90,7 +90,7 @@ def pool_geometry(op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, progr
 
 @WRITE.runs(layer.Pad, layer.Upsample)
 def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
-    """Append pads, or an interpolation that copies the nearest entries."""
+    """Append pads or repetitions."""
     shape = program.shape(op.inputs[0])
     tables = [np.arange(n) for n in shape]
     if isinstance(op, layer.Pad) and op.mode == "zeros":
@@ -98,8 +98,7 @@ def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
             n = shape[axis]
             (tables[axis],) = places.sliding(n, 1, n + before + after, 1, before, 1)
     else:
-        dtype = np.float64 if program.wide(op.inputs[0]) else np.float32
-        for axis, table, _ in places.resampled(op, shape, dtype):
+        for axis, table, _ in places.resampled(op, shape):
             tables[axis] = table[0]
     steps = zip(tables, _strides(shape), strict=True)
     tables = [np.where(table < 0, -1, table * stride) for table, stride in steps]

@@ -39,7 +39,7 @@ class _Rewriter:
         self.constants: dict[str, Array] = dict(recipe.constants)
         self.wide = set(recipe.wide)  # names of constants
         self.operations: list[Operation] = []
-        self._shapes, self._wide_values = recipe.shapes(), recipe.wide_values()
+        self._shapes = recipe.shapes()
 
     def rewrite(self, op: Operation) -> None:
         """Append an operation, or its replacement."""
@@ -52,11 +52,8 @@ class _Rewriter:
             self.operations.append(op)
         elif isinstance(op, layer.ConvTranspose):
             self._convolve(op)
-        elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)) or (
-            isinstance(op, layer.Upsample) and not op.mode.startswith("nearest")
-        ):
-            dtype = np.float64 if op.inputs[0] in self._wide_values else np.float32
-            tables = places.resampled(op, self._shapes[op.inputs[0]], dtype)
+        elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)):
+            tables = places.resampled(op, self._shapes[op.inputs[0]])
             self._along_axes(op, tables, op.outputs[0])
         else:
             self.operations.append(op)

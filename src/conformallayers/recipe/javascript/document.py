@@ -99,7 +99,7 @@ def _tables(op: Operation, shape: Shape, dtype: str) -> list[dict[str, Any]]:
         return [_table(axis, places.sliding(n, k, m, s, p, d)) for axis, (n, m, k, s, p, d) in axes]
     op = op.averages if isinstance(op, layer.NormPool) else op
     if isinstance(op, places.Resampling):
-        return [_table(*found) for found in places.resampled(op, shape, dtype)]
+        return [_table(*found) for found in places.resampled(op, shape)]
     return []
 
 

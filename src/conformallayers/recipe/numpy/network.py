@@ -11,7 +11,7 @@ from ...errors import refusal, refuse_bytes, shape_text
 from ..operation import Shape
 from ..places import Array
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
-from .integers import RUN
+from .operations import RUN
 
 _REMEDY = "Use cl.load, which runs every operation."
 

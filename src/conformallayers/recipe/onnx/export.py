@@ -21,8 +21,8 @@ from ..recipe import INPUT, Recipe
 from ..simplify import simplified
 from ..torch.module import RecipeModule
 from .graph import BATCH, OUTPUT, WIDE, OnnxGraph
-from .integers import RUN
-from .pools import merged_pools
+from .layers import merged_pools
+from .points import RUN
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask

@@ -20,7 +20,7 @@ from ..file import describe, read_recipe
 from ..integer_operations import KINDS
 from ..operation import Shape
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
-from .integers import RUN
+from .operations import RUN
 
 Self = TypeVar("Self", bound="Constants")
 

@@ -1,4 +1,4 @@
-"""Random sizes and options of the numpy layers against torch."""
+"""Random sizes and options of the operations in numpy against torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.numpy.layers import RUN
+from conformallayers.recipe.numpy.operations import RUN
 from conformallayers.recipe.operation import Operation
 from oracle import relative_error
 
@@ -22,6 +22,7 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}
 DTYPES = st.sampled_from(list(LIMITS))
 CONV = (F.conv1d, F.conv2d, F.conv3d)
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+AVG_POOL = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 MAX_POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 ADAPTIVE_MAX = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
@@ -123,7 +124,6 @@ def test_pools(
     size, kernel, stride = (data.draw(each(axes, 1, most)) for most in (9, 4, 4))
     dilation = data.draw(each(axes, 1, 2))
     padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
-    divisor = data.draw(st.none() | st.integers(1, 5)) if axes > 1 else None
     every = zip(size, kernel, padding, dilation, strict=True)
     assume(all(n + 2 * p > d * (k - 1) for n, k, p, d in every))
     if axes == 3:  # torch averages no window that is larger than the volume without its padding
@@ -132,15 +132,12 @@ def test_pools(
     common = {"kernel": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
 
     def average(x: Tensor) -> Tensor:
-        options = kernel, stride, padding, ceil, counted
-        if axes == 1:
-            return F.avg_pool1d(x, *options)
-        return (F.avg_pool2d if axes == 2 else F.avg_pool3d)(x, *options, divisor)
+        return AVG_POOL[axes - 1](x, kernel, stride, padding, ceil, counted)
 
     def most(x: Tensor) -> Tensor:
         return MAX_POOL[axes - 1](x, kernel, stride, padding, dilation, ceil)
 
-    check(layer.AvgPool, average, x, {}, count_include_pad=counted, divisor=divisor, **common)
+    check(layer.AvgPool, average, x, {}, count_include_pad=counted, **common)
 
     def norms(x: Tensor) -> Tensor:
         return NORM_POOL[axes - 1](x, 2, kernel[0] if axes == 1 else kernel, stride, ceil)
@@ -186,66 +183,6 @@ def test_circular_pads_that_torch_leaves_uninitialised(n: int, pads: tuple[int, 
     op = layer.Pad(inputs=("x",), outputs=("y",), pads=(pads,), mode="circular")
     with pytest.raises(ValueError, match="pads"):
         op.shapes([(1, n)], lambda _: ())
-
-
-LINEAR = {1: ("linear",), 2: ("bilinear",), 3: ("trilinear",)}
-SCALES = st.sampled_from([0.3, 0.5, 1.0, 1.001, 1.1, 1.5, 1.7, 2.0, 2.05, 2.3, 3.0, 7.1])
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data(), st.integers(1, 3), DTYPES, st.booleans(), st.booleans())
-def test_upsample(
-    data: st.DataObject, axes: int, dtype: torch.dtype, corners: bool, scaled: bool
-) -> None:
-    mode = data.draw(st.sampled_from(["nearest", "nearest-exact", *LINEAR[axes]]))
-    size = data.draw(each(axes, 1, 90 if axes < 3 else 12))
-    corners = corners and not mode.startswith("nearest")
-    scales = data.draw(st.tuples(*[SCALES] * axes)) if scaled else None
-    if scales is not None:
-        target = tuple(int(n * s) for n, s in zip(size, scales, strict=True))
-        assume(min(target) > 0)
-    else:  # also the size itself and its double, which torch treats apart
-        wanted = [
-            st.integers(1, 99 if axes < 3 else 12) | st.sampled_from([n, 2 * n]) for n in size
-        ]
-        target = data.draw(st.tuples(*wanted))
-    check(
-        layer.Upsample,
-        lambda x: F.interpolate(
-            x,
-            target if scales is None else None,
-            scales,
-            mode,
-            None if mode.startswith("nearest") else corners,
-        ),
-        positive(dtype, 1, 2, *size),
-        {},
-        size=target,
-        mode=mode,
-        align_corners=corners,
-        scales=scales,
-    )
-
-
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("n", "target"),
-    [(36, 1000), (2, 41), (2, 82), (100, 2.3), (333, 2.3), (64, 2.001), (30, 1.001)],
-)
-def test_places_that_torch_rounds_apart(
-    n: int, target: float, axes: int, dtype: torch.dtype, mode: str
-) -> None:
-    scales = (target, *[1.0] * (axes - 1)) if isinstance(target, float) else None
-    size = (int(n * target) if scales else target, *[1] * (axes - 1))
-    x = torch.arange(n, dtype=dtype).reshape(1, 1, n, *[1] * (axes - 1))
-    options = {"size": size, "mode": mode, "scales": scales}
-
-    def expected(x: Tensor) -> Tensor:
-        return F.interpolate(x, None if scales else size, scales, mode)
-
-    check(layer.Upsample, expected, x, {}, **options)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

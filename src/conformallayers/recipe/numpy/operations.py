@@ -1,4 +1,7 @@
-"""Operations on features, in numpy: one function each, of (operation, network, *input values)."""
+"""All operations in numpy: one function each, of (operation, network, *input values).
+
+The scalars of samples, m, τ and n, are float64 arrays of shape (B,).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from ...formula import FUNCTIONS
 from .. import layer_operations as layer
 from .. import places
+from .. import point_operations as point
+from ..integer_arithmetic import IntegerArithmetic, column, flat
+from ..integer_operations import IntegerConv, IntegerMatmul, fits_single
 from ..operation import Runtime
 from ..places import Array, Resampling
 
@@ -59,10 +66,10 @@ def _long_product(x: Array, weight: Array) -> Array:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Context, x: Array) -> Array:
-    return _plus(net, convolved(op, net.constant(op.weight), x), op.bias)
+    return _plus(net, _convolved(op, net.constant(op.weight), x), op.bias)
 
 
-def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
+def _convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
     """Convolve (B, C, ...) by products of all windows with the kernel."""
     axes, batch = len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
@@ -122,7 +129,7 @@ def _windows(
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, net: Context, x: Array) -> Array:
-    total = reduce(np.add, entries(op, x.astype(np.float64), 0.0))
+    total = reduce(np.add, _entries(op, x.astype(np.float64), 0.0))
     divisors = places.divisors(op, x.shape[1:], total.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
@@ -135,10 +142,10 @@ def _norm_pool(op: layer.NormPool, net: Context, x: Array) -> Array:
 
 @RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, net: Context, x: Array) -> Array:
-    return reduce(np.maximum, entries(op, x, -np.inf))
+    return reduce(np.maximum, _entries(op, x, -np.inf))
 
 
-def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
+def _entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
     """Yield, for each place of the window, the entries of all windows: each (B, C, *positions)."""
     dilation = [d for *_, d in op.axes(x.shape[1:])]
     surrounded = _surrounded(x, places.margins(op, x.shape[1:]), fill)
@@ -149,7 +156,7 @@ def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
 @RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.Upsample)
 def _resample(op: Resampling, _: Context, x: Array) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
-    for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
+    for axis, table, weights in places.resampled(op, x.shape[1:]):
         if places.copies_entries(weights):
             x = np.take(x, table[0], axis + 1)
         elif isinstance(op, layer.AdaptiveMaxPool):
@@ -225,3 +232,113 @@ def _softmax(op: layer.Softmax, net: Context, x: Array) -> Array:
     powers = np.exp(x)
     total = powers.sum(axis, keepdims=True)
     return np.asarray(x - np.log(total) if op.log else powers / total)
+
+
+# -- points: embedding and energies -----------------------------------------------------------------
+
+_FORMULA = {name: getattr(np, name) for name in FUNCTIONS}
+
+
+@RUN.runs(point.Normalize)
+def _normalize(op: point.Normalize, net: Context, x: Array) -> tuple[Array, Array, Array]:
+    tau = np.sqrt(_squared_norm(x) + op.offset**2)
+    return x, np.ones_like(tau), tau
+
+
+RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
+RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x) * op.weight
+
+
+@RUN.runs(point.Rescale)
+def _rescale(
+    op: point.Rescale, net: Context, z: Array, m: Array, tau: Array
+) -> tuple[Array, Array, Array, Array]:
+    n = _squared_norm(z)
+    _, double = np.frexp(np.where(np.isfinite(n), n, 1.0))
+    power = double // 2  # of the norm; powers of two are exact
+    z, n = np.ldexp(z, -column(power, z)), np.ldexp(n, -2 * power)
+    return z, np.ldexp(m, power), np.ldexp(tau, -power), n * op.weight
+
+
+@RUN.runs(point.BandedForm)
+def _banded_form(op: point.BandedForm, net: Context, x: Array) -> Array:
+    size, width = op.size, op.width
+    windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
+    windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
+    images = windows @ net.constant(op.band)
+    others = images if op.factor else windows[..., :size]
+    total = (images * others).sum((0, 2), dtype=np.float64)
+    end = x[:, x.shape[1] - width * size :]
+    image = end @ net.constant(op.last)
+    return np.asarray((total + _dots(image, image if op.factor else end)) * op.weight)
+
+
+# -- the coordinate, and leaving --------------------------------------------------------------------
+
+
+@RUN.runs(point.Advance)
+def _advance(op: point.Advance, net: Context, tau: Array, m: Array, *energies: Array) -> Array:
+    zero = tau == 0
+    values = {"tau": np.where(zero, 1.0, tau), "m": m, "n": reduce(np.add, energies)}
+    return np.where(zero, 0.0, op.parsed.evaluate(values, _FORMULA))
+
+
+RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(tau))
+
+
+@RUN.runs(point.Rebase)
+def _rebase(
+    op: point.Rebase, net: Context, z: Array, m: Array, tau: Array
+) -> tuple[Array, Array, Array]:
+    coordinate = np.minimum(m * op.coordinate * tau, point.LARGEST_COORDINATE)
+    alive = np.where(np.isnan(tau), tau, tau != 0)
+    return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
+
+
+def _squared_norm(z: Array) -> Array:
+    """Return ‖z‖² of each sample in float64."""
+    return np.asarray(np.square(flat(z), dtype=np.float64).sum(1))
+
+
+def _dots(a: Array, b: Array) -> Array:
+    """Return the dot products of the rows of two matrices in float64."""
+    return np.asarray((a * b).sum(1, dtype=np.float64))
+
+
+def _inverse(t: Array) -> Array:
+    """Return 1/t, and 0 where t = 0; NaN stays NaN."""
+    return np.divide(1.0, t, out=np.zeros_like(t), where=t != 0)
+
+
+def _scaled(z: Array, factor: Array) -> Array:
+    """Multiply each sample by its factor (B,), in the dtype of z."""
+    return np.asarray(z * column(factor, z).astype(z.dtype))
+
+
+# -- integers ----------------------------------------------------------------------------------------
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float64)
+
+
+def _products(op: IntegerMatmul | IntegerConv, net: Context, q: Array) -> Array:
+    weight = net.constant(op.weight)
+    dtype = np.float32 if fits_single(weight.shape) else np.float64
+    weight, q = weight.astype(dtype), q.astype(dtype)
+    return _wide(q @ weight.T if isinstance(op, layer.Matmul) else _convolved(op, weight, q))
+
+
+_ARITHMETIC = IntegerArithmetic(
+    single=lambda x: x.astype(np.float32),
+    wide=_wide,
+    cast=lambda x, dtype: x.astype(dtype),
+    without_nan=lambda x: np.where(np.isnan(x), np.float32(0), x),
+    peak=lambda x: np.abs(flat(x)).max(1),
+    squares=lambda q: np.square(_wide(flat(q))).sum(1),
+    scalar=_wide,
+    root=np.sqrt,
+    products=_products,
+    windows=lambda op, _, x: reduce(np.add, _entries(op, _wide(x), 0.0)),
+)
+RUN.update(_ARITHMETIC.functions)

@@ -1,0 +1,343 @@
+"""All operations in torch: one function each, of (operation, module, *input values).
+
+Scalars of samples are float64 where the device has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ... import functional
+from ...formula import FUNCTIONS
+from ...functional import autocasts, block_size, full_precision, transformed, wide_dtype
+from ...nn.pooling import norm_pool
+from .. import layer_operations as layer
+from .. import places
+from .. import point_operations as point
+from ..integer_arithmetic import IntegerArithmetic, flat
+from ..integer_operations import IntegerConv, IntegerMatmul, IntegerPool, fits_single
+from ..operation import Runtime
+
+RUN = Runtime("torch")
+
+
+class Context(Protocol):
+    """The parts of a :class:`RecipeModule` that operations read."""
+
+    calls: nn.ModuleDict
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs, constants and outputs."""
+        ...
+
+    def constant(self, name: str) -> Tensor:
+        """Return a constant."""
+        ...
+
+    def optional(self, name: str | None) -> Tensor | None:
+        """Return a constant, or None where an operation has none."""
+        ...
+
+
+_LONG_WINDOW = 1024  # entries; torch adds them one by one, and a longer sum loses digits
+_FEW_BLOCKS = 16  # a sum of so few numbers loses no digits
+_CONVOLUTIONS = "conv", "conv_transpose"
+_POOLS = "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool"
+# torch's functions for one to three spatial axes.
+_BY_AXES: dict[str, dict[int, Any]] = {
+    name: {axes: getattr(F, f"{name}{axes}d") for axes in (1, 2, 3)}
+    for name in (*_CONVOLUTIONS, *_POOLS)
+}
+_ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    "abs": torch.abs,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+}
+
+
+@RUN.runs(layer.Matmul)
+def _matmul(op: layer.Matmul, module: Context, x: Tensor) -> Tensor:
+    weight, bias = module.constant(op.weight), module.optional(op.bias)
+    if weight.shape[1] <= layer.LONG_ROW:
+        return F.linear(x, weight, bias)
+    y = _long_product(x.reshape(-1, weight.shape[1]), weight).reshape(*x.shape[:-1], len(weight))
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _long_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x Wᵀ of long rows, (B, n) and (m, n), in one batched product of blocks and one of the rest."""
+    block = block_size(weight.shape[1], layer.BLOCK) or layer.BLOCK
+    count, rest = divmod(weight.shape[1], block)
+    cut = count * block
+    head, columns = (x[:, :cut], weight[:, :cut]) if rest else (x, weight)
+    blocks = head.reshape(x.shape[0], count, block)
+    columns = columns.reshape(len(weight), count, block)
+    if torch.compiler.is_compiling() or x.shape[0] == 1:
+        sums = torch.bmm(blocks.transpose(0, 1), columns.permute(1, 2, 0))
+    else:  # the transposed product of a batch takes two thirds of the time
+        sums = torch.bmm(columns.transpose(0, 1), blocks.permute(1, 2, 0)).mT
+    if count <= _FEW_BLOCKS:
+        y = sums.sum(0)
+    else:
+        y = sums.sum(0, dtype=wide_dtype(x.device)).to(sums.dtype)
+    return y + F.linear(x[:, cut:], weight[:, cut:]) if rest else y
+
+
+@RUN.runs(layer.Conv)
+def _conv(op: layer.Conv, module: Context, x: Tensor) -> Tensor:
+    return _convolved(op, x, module.constant(op.weight), module.optional(op.bias))
+
+
+def _convolved(op: layer.Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve with the settings of an operation; weight and bias have the dtype of x."""
+    options = op.stride, op.padding, op.dilation, op.groups
+    y: Tensor = _BY_AXES["conv"][len(op.stride)](x, weight, bias, *options)
+    return y
+
+
+@RUN.runs(layer.ConvTranspose)
+def _conv_transpose(op: layer.ConvTranspose, module: Context, x: Tensor) -> Tensor:
+    constants = module.constant(op.weight), module.optional(op.bias)
+    options = op.stride, op.padding, op.output_padding, op.groups, op.dilation
+    y: Tensor = _BY_AXES["conv_transpose"][len(op.stride)](x, *constants, *options)
+    return y
+
+
+def _for_sums(x: Tensor, entries: int) -> Tensor:
+    """Widen x for sums over long windows."""
+    return x.to(wide_dtype(x.device)) if entries > _LONG_WINDOW else x
+
+
+@RUN.runs(layer.AvgPool)
+def _avg_pool(op: layer.AvgPool, module: Context, x: Tensor) -> Tensor:
+    options = op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
+    wide = _for_sums(x, prod(op.kernel))
+    pooled: Tensor = _BY_AXES["avg_pool"][len(op.kernel)](wide, *options)
+    return pooled.to(x.dtype)
+
+
+@RUN.runs(layer.MaxPool)
+def _max_pool(op: layer.MaxPool, module: Context, x: Tensor) -> Tensor:
+    options = op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode
+    pooled: Tensor = _BY_AXES["max_pool"][len(op.kernel)](x, *options)
+    return pooled
+
+
+@RUN.runs(layer.AdaptiveAvgPool)
+def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Context, x: Tensor) -> Tensor:
+    wide = _for_sums(x, prod(x.shape[2:]) // prod(op.size))
+    pooled: Tensor = _BY_AXES["adaptive_avg_pool"][len(op.size)](wide, op.size)
+    return pooled.to(x.dtype)
+
+
+RUN[layer.AdaptiveMaxPool] = lambda op, _, x: _BY_AXES["adaptive_max_pool"][len(op.size)](
+    x, op.size
+)
+
+
+@RUN.runs(layer.NormPool)
+def _norm_pool(op: layer.NormPool, module: Context, x: Tensor) -> Tensor:
+    wide = _for_sums(x, prod(op.kernel))
+    return norm_pool(wide, op.kernel, op.stride, op.ceil_mode).to(x.dtype)
+
+
+@RUN.runs(layer.Pad)
+def _pad(op: layer.Pad, module: Context, x: Tensor) -> Tensor:
+    pads = [end for ends in reversed(op.pads) for end in ends]
+    if op.mode == "zeros":
+        return F.pad(x, pads, value=op.value)
+    return F.pad(x, pads, mode=op.mode)
+
+
+@RUN.runs(layer.Upsample)
+def _upsample(op: layer.Upsample, module: Context, x: Tensor) -> Tensor:
+    # torch copies other entries where a map is channels-last.
+    return F.interpolate(x.contiguous(), scale_factor=op.scales, mode="nearest")
+
+
+RUN[layer.Multiply] = lambda op, module, x: x * module.constant(op.factor)
+RUN[layer.AddConstant] = lambda op, module, x: x + module.constant(op.value)
+RUN[layer.Add] = lambda _op, _module, *values: reduce(torch.add, values)
+RUN[layer.Concatenate] = lambda op, _, *values: torch.cat(values, op.axis + 1)
+RUN[layer.Slice] = lambda op, _, x: x.narrow(op.axis + 1, op.start, op.stop - op.start)
+RUN[layer.Reshape] = lambda op, _, x: x.reshape(x.shape[0], *op.shape)
+RUN[layer.Permute] = lambda op, _, x: x.permute(0, *(axis + 1 for axis in op.order))
+
+
+@RUN.runs(layer.Cast)
+def _cast(op: layer.Cast, module: Context, x: Tensor) -> Tensor:
+    if op.to == layer.WIDE:
+        return x.to(wide_dtype(x.device))
+    if autocasts(x):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x.to(module.dtype)
+
+
+RUN[layer.Elementwise] = lambda op, _, x: _ELEMENTWISE[op.function](x, *op.parameters)
+RUN[layer.PRelu] = lambda op, module, x: torch.where(x > 0, x, x * module.constant(op.slope))
+RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x, op.axis + 1)
+
+
+@RUN.runs(layer.Call)
+def _call(op: layer.Call, module: Context, *values: Any) -> Any:
+    # A user's module may call view, which fails on a channels-last map.
+    plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]
+    return module.calls[op.module](*plain)
+
+
+# -- points ------------------------------------------------------------------------------------------
+
+_FORMULA = {name: getattr(torch, name) for name in FUNCTIONS}
+
+
+@RUN.runs(point.Normalize)
+def _normalize(op: point.Normalize, module: Context, x: Tensor) -> tuple[Tensor, float, Tensor]:
+    return x, 1.0, functional.length(x, op.offset)
+
+
+@RUN.runs(point.SumSquares)
+def _sum_squares(op: point.SumSquares, module: Context, z: Tensor) -> Tensor:
+    energy = functional.squared_norm(z)
+    return energy if op.weight == 1.0 else energy * op.weight
+
+
+@RUN.runs(point.Rescale)
+def _rescale(
+    op: point.Rescale, module: Context, z: Tensor, m: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n = functional.squared_norm(z)
+    # Where values may not be read, every sample is rescaled: powers of two are exact.
+    if not (functional.may_look(z) and functional.squares_fit(z, n, tau)):
+        z, factor = functional.rescaled(z)
+        m, tau = m / factor, tau * factor
+        n = functional.squared_norm(z)
+    return z, m, tau, n * op.weight
+
+
+@RUN.runs(point.QuadraticForm)
+def _quadratic_form(op: point.QuadraticForm, module: Context, x: Tensor) -> Tensor:
+    with full_precision(x):
+        x = _at_least_float32(x)
+        form = module.constant(op.form).to(x.dtype)
+        return _wide((x @ form * x).sum(1)) * op.weight
+
+
+@RUN.runs(point.BandedForm)
+def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
+    with full_precision(x):
+        x = _at_least_float32(x)
+        band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
+        size, width = op.size, op.width
+        windows = x.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
+        images = torch.bmm(windows, band)
+        total = (images * (images if op.factor else windows[..., :size])).sum((0, 2))
+        if width:
+            end = x[:, -width * size :]
+            image = end @ last
+            total = total + (image * (image if op.factor else end)).sum(1)
+        return _wide(total) * op.weight
+
+
+@RUN.runs(point.Advance)
+def _advance(
+    op: point.Advance, module: Context, tau: Tensor, m: Tensor | float, *energies: Tensor
+) -> Tensor:
+    n, formula = reduce(torch.add, energies), op.parsed
+
+    def step(tau: Tensor, m: Tensor | float, n: Tensor) -> Tensor:
+        found: Tensor = formula.evaluate({"tau": tau, "m": m, "n": n}, _FORMULA)
+        return found
+
+    return functional.advance(step, tau, m, n) if op.divides else step(tau, m, n)
+
+
+@RUN.runs(point.Divide)
+def _divide(op: point.Divide, module: Context, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
+    return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
+
+
+@RUN.runs(point.Rebase)
+def _rebase(
+    op: point.Rebase, module: Context, z: Tensor, m: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    coordinate = (m * op.coordinate * tau).clamp_max(point.LARGEST_COORDINATE)
+    fixed = tau.detach()
+    alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
+    return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _wide(n: Tensor) -> Tensor:
+    return n.to(wide_dtype(n.device))
+
+
+# -- integers ----------------------------------------------------------------------------------------
+
+_SPLIT = 2.0**27 + 1  # splits a number of 53 bits into two of 26 (Dekker)
+
+
+def _ratio(number: float, by: Tensor) -> Tensor:
+    """Return ``number/by``, rounded once; torch multiplies a number by the inverse of a tensor."""
+    return by.new_tensor(number) / by
+
+
+def _root(x: Tensor) -> Tensor:
+    """Return √x as IEEE 754 rounds it; torch's own misses the last bit of one number in a hundred."""
+    r = x.sqrt()
+    # One step of Newton with an exact remainder x - r²: products of the halves of r have no rounding.
+    high = r * _SPLIT - (r * _SPLIT - r)
+    low, square = r - high, r * r
+    lost = ((high * high - square) + 2 * high * low) + low * low
+    found = r + ((x - square) - lost) / (2 * r)
+    return torch.where(found.isfinite(), found, r)
+
+
+def _products(op: IntegerMatmul | IntegerConv, module: Context, q: Tensor) -> Tensor:
+    weight = module.constant(op.weight)
+    dtype = torch.float32 if fits_single(weight.shape) else torch.float64
+    weight, q = weight.to(dtype), q.to(dtype)
+    with full_precision(q):
+        if isinstance(op, layer.Matmul):
+            return F.linear(q, weight).round().double()
+        return _convolved(op, q, weight, None).round().double()  # a fast convolution is not exact
+
+
+def _windows(op: IntegerPool, module: Context, q: Tensor) -> Tensor:
+    ends = places.margins(op, tuple(q.shape[1:]))
+    whole = F.pad(q.double(), [end for both in reversed(ends) for end in both])
+    means: Tensor = _BY_AXES["avg_pool"][len(op.kernel)](whole, op.kernel, op.stride)
+    return (means * prod(op.kernel)).round()
+
+
+_ARITHMETIC = IntegerArithmetic(
+    single=lambda x: x.detach().float(),  # rounding has no gradient
+    wide=lambda x: x.double(),
+    cast=lambda x, dtype: x.to(dtype),
+    without_nan=lambda x: torch.where(x.isnan(), 0.0, x),
+    peak=lambda x: flat(x).abs().amax(1),
+    squares=lambda q: flat(q).double().square().sum(1),
+    scalar=lambda x: x.double(),
+    root=_root,
+    products=_products,
+    windows=_windows,
+    ratio=_ratio,
+)
+RUN.update(_ARITHMETIC.functions)
