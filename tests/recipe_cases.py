@@ -122,8 +122,7 @@ def _resampling_cases(axes: int) -> Cases:
     for mode in ("zeros", "reflect", "replicate", "circular"):
         yield _case(f"pad {axes}d {mode}", layer.Pad, shape, {}, pads=pads, mode=mode)
     mixed = ((-1, 2), (1, -1), (-1, -1))[:axes]
-    for mode in ("zeros", "reflect", "replicate", "circular"):
-        yield _case(f"pad {axes}d crop {mode}", layer.Pad, shape, {}, pads=mixed, mode=mode)
+    yield _case(f"pad {axes}d crop", layer.Pad, shape, {}, pads=mixed)
     yield _case(f"upsample {axes}d", layer.Upsample, shape, {}, scales=(2, 1, 3)[:axes])
 
 

@@ -122,10 +122,6 @@ def test_functions_of_floats_run_at_the_end() -> None:
     [
         ([nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3)], "elementwise tanh"),
         ([nn.GELU(), nn.Conv2d(1, 2, 3)], "elementwise gelu"),
-        (
-            [nn.Conv2d(1, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(2, 2, 3)],
-            "upsample bilinear",
-        ),
     ],
 )
 def test_functions_that_round_by_the_runtime_are_refused_between_layers(

@@ -87,12 +87,3 @@ def test_files_with_weights_of_another_type(tmp_path: Path) -> None:
     floats = recipe.with_constants(lambda _, array: array.float())
     fold = Folded(floats, torch.float32, {})
     assert_says(lambda: cl.save(fold, tmp_path / "net.safetensors"), "of dtype float32")
-
-
-def test_a_constant_that_is_shared_has_the_narrower_dtype() -> None:
-    builder = RecipeBuilder((4,))
-    addend = builder.constant("addend", torch.ones(4, dtype=torch.int8))
-    q = builder.add(integer.Quantize, INPUT, name="q", factor=3.0, addend=addend)
-    z = builder.add(integer.Requantize, q, name="z", multipliers=(3,), addend=addend)
-    recipe = builder.recipe(builder.add(integer.Dequantize, z, name="y", scale=1.0))
-    assert recipe.integer_constants() == {addend: "int8"}

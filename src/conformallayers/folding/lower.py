@@ -259,8 +259,10 @@ def _adaptive_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     ends = tuple(module.padding)
     pads = tuple((ends[i], ends[i + 1]) for i in range(len(ends) - 2, -1, -2))
-    filled = float(getattr(module, "value", 0.0))
-    return to.add(layer.Pad, value, pads=pads, mode=pad_mode(module), value=filled)
+    mode, filled = pad_mode(module), float(getattr(module, "value", 0.0))
+    if mode != "zeros" and min(ends) < 0:
+        return to.call(value, module, shape)
+    return to.add(layer.Pad, value, pads=pads, mode=mode, value=filled)
 
 
 @lowers(nn.Upsample)

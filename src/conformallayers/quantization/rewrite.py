@@ -29,8 +29,10 @@ RUN = Runtime("int8")
 _OTHER_POOLING = "Use another pooling."
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
 # Operations on floats that round alike in all runtimes, so that integers may follow.
-_EXACT = layer.AddConstant, layer.Multiply, layer.PRelu, layer.Pad, layer.AdaptiveMaxPool
-_EXACT_FUNCTIONS = "relu", "abs", "leaky_relu", "hardtanh"
+_EXACT = (
+    *(layer.AddConstant, layer.Multiply, layer.PRelu),
+    *(layer.Pad, layer.AdaptiveMaxPool, layer.Upsample),
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Quantizer:
             options[field] = self.constant(name, self.recipe.constants[name], wide)
         inputs = [self.number(name) for name in op.inputs]
         before = (getattr(self.held[name], "inexact", None) for name in op.inputs)
-        inexact = next(filter(None, before), None if _rounds_alike(op) else _described(op))
+        described = f"{op.kind} {getattr(op, 'function', '')}".strip()
+        inexact = next(filter(None, before), None if _rounds_alike(op) else described)
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
         self.held |= {
             y: Number(name, None, inexact) for y, name in zip(op.outputs, names, strict=True)
@@ -261,15 +264,8 @@ def _refusal(got: str, remedy: str) -> ConformalError:
 
 def _rounds_alike(op: Operation) -> bool:
     if isinstance(op, layer.Elementwise):
-        return op.function in _EXACT_FUNCTIONS
-    if isinstance(op, layer.Upsample):
-        return op.mode.startswith("nearest")
+        return op.function in ("relu", "abs", "leaky_relu")
     return isinstance(op, _EXACT) or integer.keeps_integers(op)
-
-
-def _described(op: Operation) -> str:
-    which = getattr(op, "function", "") or getattr(op, "mode", "")
-    return f"{op.kind} {which}".strip()
 
 
 def _exponent(value: Array) -> int:

@@ -195,7 +195,7 @@ class AdaptiveMaxPool(_AdaptivePool):
 
 @operation("pad")
 class Pad(Operation):
-    """Pad the last axes by (before, after), first axis first; a negative number crops."""
+    """Pad the last axes by (before, after), first axis first; with zeros a negative number crops."""
 
     pads: tuple[tuple[int, int], ...]
     mode: str = "zeros"
@@ -208,12 +208,9 @@ class Pad(Operation):
         found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
         expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
         for n, ends in zip(x[kept:], self.pads, strict=True):
-            left = n + sum(
-                min(end, 0) for end in ends
-            )  # circular pads repeat the entries left by a crop
-            longest = {"reflect": n - 1, "circular": left}.get(self.mode, max(ends))
-            expect(max(ends) <= longest, f"{self.mode} pads {ends} of {n}")
-            expect(left > 0 or self.mode != "circular", f"circular pads {ends} of {n}")
+            longest = {"reflect": n - 1, "circular": n}.get(self.mode, max(ends))
+            fits = self.mode == "zeros" or min(ends) >= 0
+            expect(fits and max(ends) <= longest, f"{self.mode} pads {ends} of {n}")
         return (*x[:kept], *found)
 
 

@@ -37,13 +37,11 @@ class Operation:
 
     Attributes:
         kind: the name in files, printed recipes and errors.
-        copies: the number of copies of the first input that a sample needs temporarily.
         inputs: the names of the values that are read, in order.
         outputs: the names of the values that are written.
     """
 
     kind: ClassVar[str]
-    copies: ClassVar[int] = 0
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 

@@ -138,16 +138,13 @@ def window_sizes(
 
 
 def padded(n: int, before: int, after: int, mode: str) -> Table:
-    """Return the entry that each position of a padded axis copies; a negative number crops."""
+    """Return the entry that each position of a padded axis copies; with zeros a negative number crops."""
     if mode == "zeros":
-        places = np.arange(-before, n + after)
-        return np.where((places >= 0) & (places < n), places, -1)
-    ends, crop = (max(before, 0), max(after, 0)), (max(-before, 0), max(-after, 0))
-    places = np.arange(n)
-    if mode == "circular":  # torch crops before it repeats entries, and after it mirrors them
-        return np.pad(places[crop[0] : n - crop[1]], ends, mode="wrap")
-    places = np.pad(places, ends, mode="edge" if mode == "replicate" else "reflect")
-    return places[crop[0] : len(places) - crop[1]]
+        return sliding(n, 1, n + before + after, 1, before, 1)[0]
+    modes = {"circular": "wrap", "replicate": "edge", "reflect": "reflect"}
+    modes: dict[str, Any] = {"circular": "wrap", "replicate": "edge", "reflect": "reflect"}
+    found: Table = np.pad(np.arange(n), (before, after), mode=modes[mode])
+    return found
 
 
 def adaptive(n: int, m: int) -> tuple[Table, Array]:

@@ -67,7 +67,6 @@ class Rescale(Operation):
 class QuadraticForm(Operation):
     """x (n,) → ``weight·xᵀ Q x`` with Q (n, n) written out."""
 
-    copies = 2
     form: str = constant()
     weight: float
 
@@ -88,7 +87,6 @@ class BandedForm(Operation):
     of an upper triangular factor of Q, and the value is ``weight`` times the squared norm of its image.
     """
 
-    copies = 2
     band: str = constant()
     last: str = constant()
     size: Positive

@@ -76,15 +76,9 @@ class Recipe(Printed):
         return tuple(int(n) for n in self.constants[name].shape)
 
     def integer_constants(self) -> dict[str, str]:
-        """Return "int32" or "int8" for each constant that has this dtype whatever the dtype of the fold.
-
-        A shared constant is "int8" if one of the operations that read it needs that.
-        """
-        found: dict[str, str] = {}
-        for operation in self.operations:
-            for name, dtype in operation.integer_constants().items():
-                found[name] = "int8" if found.get(name) == "int8" else dtype
-        return found
+        """Return "int32" or "int8" for each constant that has this dtype whatever the dtype of the fold."""
+        held = (operation.integer_constants().items() for operation in self.operations)
+        return {name: dtype for items in held for name, dtype in items}
 
     def constant_dtypes(self, dtype: str) -> dict[str, str]:
         """Return the name of the dtype of every constant, given that of the fold."""
@@ -128,7 +122,7 @@ class Recipe(Printed):
         alive = peak = prod(self.input_shape)
         for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
             alive += sum(prod(shapes[name]) for name in operation.outputs)
-            peak = max(peak, alive + operation.copies * prod(shapes[operation.inputs[0]]))
+            peak = max(peak, alive)
             alive -= sum(prod(shapes[name]) for name in dropped)
         return peak
 

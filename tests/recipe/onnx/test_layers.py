@@ -102,13 +102,6 @@ def test_adaptive_averages_of_infinity(dtype: torch.dtype) -> None:
 
 
 @both_dtypes
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_pads_crop_where_they_are_negative(mode: str, dtype: torch.dtype) -> None:
-    recipe = single(layer.Pad, (2, 5, 4), pads=((-1, 2), (2, -1)), mode=mode)
-    assert error(recipe, samples((2, 5, 4), dtype)) == 0
-
-
-@both_dtypes
 @pytest.mark.parametrize("function", list(layer.FUNCTIONS))
 def test_functions_at_every_size_of_numbers(function: str, dtype: torch.dtype) -> None:
     if function == "gelu" and dtype == torch.float64:

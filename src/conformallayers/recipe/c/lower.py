@@ -63,8 +63,6 @@ class _Rewriter:
         while name in self.constants:
             name += "_"
         self.constants[name] = array
-        if op.inputs[0] in self._wide_values:
-            self.wide.add(name)
         return name
 
     def _write_out(self, op: point.BandedForm) -> None:

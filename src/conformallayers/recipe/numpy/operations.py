@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -25,14 +25,7 @@ from ..places import Array, Resampling
 RUN = Runtime("numpy")
 
 
-class Context(Protocol):
-    """The parts of a :class:`Network` that operations read."""
-
-    dtype: np.dtype[Any]
-
-    def constant(self, name: str) -> Array:
-        """Return a constant."""
-        ...
+Context = Any  # a Network
 
 
 def _plus(net: Context, y: Array, bias: str | None) -> Array:
@@ -52,7 +45,7 @@ def _matmul(op: layer.Matmul, net: Context, x: Array) -> Array:
         y = x @ weight.T
     else:
         y = _long_product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], len(weight))
-    return y if op.bias is None else y + net.constant(op.bias)
+    return y if op.bias is None else np.asarray(y + net.constant(op.bias))
 
 
 def _long_product(x: Array, weight: Array) -> Array:
@@ -84,34 +77,20 @@ def _convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
     )
     images = rows @ weight.reshape(op.groups, outputs // op.groups, -1).transpose(0, 2, 1)
     images = images.reshape(op.groups, batch, *positions, outputs // op.groups)
-    return _channels_first(images)
+    return np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, outputs, *positions)
 
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Context, x: Array) -> Array:
-    """Add the product with each tap of the kernel at its places of the output, then crop the padding."""
-    weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
-    inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
-    weight = weight.reshape(op.groups, inputs, outputs, *kernel)
-    rows = np.moveaxis(x.reshape(batch, op.groups, inputs, *sizes), (1, 2), (0, -1))
-    rows = rows.reshape(op.groups, batch * math.prod(sizes), inputs)
-    every = zip(sizes, op.stride, op.dilation, kernel, op.output_padding, strict=True)
-    full = [(n - 1) * s + d * (k - 1) + 1 + o for n, s, d, k, o in every]
-    y = np.zeros((op.groups, batch, *full, outputs), np.result_type(x, weight))
-    for place in np.ndindex(*kernel):
-        image = rows @ weight[(..., *place)]
-        at = zip(place, op.dilation, op.stride, sizes, strict=True)
-        cut = [slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, s, n in at]
-        y[(slice(None), slice(None), *cut)] += image.reshape(op.groups, batch, *sizes, outputs)
-    inside = [slice(p, n - p) for p, n in zip(op.padding, full, strict=True)]
-    y = _channels_first(y[(slice(None), slice(None), *inside)])
-    return _plus(net, y, op.bias)
-
-
-def _channels_first(images: Array) -> Array:
-    """Return (groups, B, ..., C / groups) as (B, C, ...)."""
-    groups, batch, *spatial, channels = images.shape
-    return np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
+    axes, shape = len(op.stride), x.shape[1:]
+    result = op.shapes([shape], lambda name: net.constant(name).shape)[0]
+    tables, weight = places.turned(op, shape, result, net.constant(op.weight))
+    x = _surrounded(x, [(0, 1)] * axes)  # entry -1 is a zero
+    for axis, table in enumerate(tables, 2):
+        x = np.take(x, table[0], axis)
+    options: dict[str, Any] = {"dilation": op.dilation, "groups": op.groups, "padding": (0,) * axes}
+    conv = layer.Conv(op.inputs, op.outputs, weight=op.weight, stride=(1,) * axes, **options)
+    return _plus(net, _convolved(conv, weight, x), op.bias)
 
 
 def _windows(

@@ -19,7 +19,6 @@ from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import (
     BandedForm,
-    Divide,
     Normalize,
     QuadraticForm,
     Rebase,
@@ -171,9 +170,7 @@ class OnnxGraph:
         self._known: dict[Any, Any] = {}
         self._reads_m = reads_m
         self.scalar_dtype = WIDE if self._may_overflow() else dtype
-        self._undivided = between(recipe, self.normalizes)
-        # Integers are never NaN.
-        self._undivided |= integer_values(recipe.operations)
+        self._integers = integer_values(recipe.operations)
 
     @property
     def input(self) -> Value:
@@ -206,9 +203,9 @@ class OnnxGraph:
         """Return the shape of the first output of an operation of the recipe."""
         return self._shapes[operation.outputs[0]]
 
-    def loses_nan(self, operation: Operation) -> bool:
-        """Tell whether an operation may lose a NaN: its result is divided by τ, which is NaN as well."""
-        return operation.inputs[0] in self._undivided
+    def reads_integers(self, operation: Operation) -> bool:
+        """Tell whether an operation reads integers, which are never NaN."""
+        return operation.inputs[0] in self._integers
 
     def is_padded(self, x: Value) -> bool:
         """Tell whether a Pad gives a value; ONNX Runtime merges it into a pooling behind it."""
@@ -309,24 +306,6 @@ class OnnxGraph:
                 for index, name in enumerate(names):
                     names[index] = OUTPUT if name == result.name else name
         return Value(self, OUTPUT, result.shape, result.dtype)
-
-
-def between(recipe: Recipe, divides: Callable[[Normalize], bool]) -> frozenset[str]:
-    """Return the values between an embedding and a division that gives NaN for all of a sample with NaN."""
-    found: set[str] = set()
-    undivided = {recipe.output}
-    biased = any(isinstance(op, Rebase) for op in recipe.operations)
-    for operation in recipe.operations:
-        inside = not found.isdisjoint(operation.inputs)
-        embeds = isinstance(operation, Normalize) and not (
-            divides(operation) or (biased and operation.offset)
-        )
-        if embeds or (inside and not isinstance(operation, Divide)):
-            found.update(operation.outputs)
-    for operation in reversed(recipe.operations):
-        if not isinstance(operation, (Divide, Rebase)) and undivided & {*operation.outputs}:
-            undivided.update(operation.inputs)
-    return frozenset(found - undivided)
 
 
 def _common_rank(recipe: Recipe, shapes: dict[str, Shape]) -> int:

@@ -173,7 +173,7 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
 def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
     """Append a pooling of largest entries that keeps NaN, which ONNX Runtime's own skips."""
     y = pool(x)
-    if graph.loses_nan(op):
+    if graph.reads_integers(op):
         return y
     found = pool(x.node("IsNaN").cast(x.dtype)) > 0.0
     return found.node("Where", np.full((), np.nan), y)
@@ -268,22 +268,8 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-@RUN.runs(layer.Elementwise)
-def _elementwise(op: layer.Elementwise, graph: OnnxGraph, x: Value) -> Value:
-    if graph.loses_nan(op) and x.dtype != WIDE and op.function == "leaky_relu":
-        # ONNX Runtime merges it with a Conv.
-        return x.node("LeakyRelu", alpha=op.parameters[0])
-    return _FUNCTIONS[op.function](x, *op.parameters)
-
-
-@RUN.runs(layer.PRelu)
-def _prelu(op: layer.PRelu, graph: OnnxGraph, x: Value) -> Value:
-    slope = graph.constant(op.slope)
-    if graph.loses_nan(op) and x.dtype != WIDE:
-        return x.node("PRelu", slope)
-    return _leaky(x, slope)
-
-
+RUN[layer.Elementwise] = lambda op, _, x: _FUNCTIONS[op.function](x, *op.parameters)
+RUN[layer.PRelu] = lambda op, graph, x: _leaky(x, graph.constant(op.slope))
 RUN[layer.Multiply] = lambda op, _, x: _with_constant("Mul", x, op.factor)
 RUN[layer.AddConstant] = lambda op, _, x: _with_constant("Add", x, op.value)
 RUN[layer.Add] = lambda _, graph, *values: graph.total(values)

@@ -23,6 +23,7 @@ from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN, convolution, pooling, windowed
 
+__all__ = ["RUN"]
 _SINGLE = np.dtype(np.float32)
 LONG = 2**12  # numbers that are cast to float64 before they are added
 WHOLE = 2**11  # numbers that one convolution adds up: ONNX Runtime adds products in blocks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +16,6 @@ from ...errors import refusal
 from ...functional import transformed, wide_dtype
 from .. import layer_operations as layer
 from ..file import describe, read_recipe
-from ..integer_operations import KINDS
 from ..operation import Shape
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .operations import RUN
@@ -171,16 +169,9 @@ class RecipeModule(nn.Module):
             other = read_recipe(document, arrays)
         except (ValueError, TypeError, AttributeError):
             other = None
-        if other is None or _signature(other) != _signature(self._bare):
-            expected = (
-                "the state of a fold with the same strategy, activations, biases and branches"
-            )
-            remedy = "Fold the model again."
-            if any(isinstance(op, KINDS) for op in self._bare.operations):
-                expected = (
-                    "the state of a fold in int8 with the same operations, shifts and multipliers"
-                )
-                remedy = "Quantize again, or use cl.save and cl.load."
+        if other is None or _names(other) != _names(self._bare):
+            expected = "the state of a fold of the same model and strategy"
+            remedy = "Fold it again, or use cl.save and cl.load."
             raise refusal("Folded.load_state_dict", expected, "that of another one", remedy)
         kept = self.chunk_size
         self._set(replace(other, constants=arrays), torch.float32)
@@ -202,28 +193,11 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
     return replace(recipe.with_constants(convert), modules=modules)
 
 
-def _signature(recipe: Recipe) -> list[Any]:
-    """Return the parts of a recipe that must agree for a state to fit: all but its numbers."""
+def _names(recipe: Recipe) -> list[Any]:
+    """Return what must agree for a state to fit: the operations, but not their settings."""
     return [
-        (
-            operation.kind,
-            operation.inputs,
-            operation.outputs,
-            dict(operation.constants()),
-            {
-                name: re.sub(r"\d[\d.e+-]*", "#", value) if name == "formula" else value
-                for name, value in operation.settings()
-                if not _is_number(value)
-            },
-        )
-        for operation in recipe.operations
+        (op.kind, op.inputs, op.outputs, getattr(op, "module", None)) for op in recipe.operations
     ]
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return bool(value) and all(isinstance(item, float) for item in value)
-    return isinstance(value, float)
 
 
 def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> Tensor:

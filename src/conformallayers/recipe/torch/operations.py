@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ... import functional
@@ -28,25 +28,7 @@ from ..operation import Runtime
 RUN = Runtime("torch")
 
 
-class Context(Protocol):
-    """The parts of a :class:`RecipeModule` that operations read."""
-
-    calls: nn.ModuleDict
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of inputs, constants and outputs."""
-        ...
-
-    def constant(self, name: str) -> Tensor:
-        """Return a constant."""
-        ...
-
-    def optional(self, name: str | None) -> Tensor | None:
-        """Return a constant, or None where an operation has none."""
-        ...
-
-
+Context = Any  # a RecipeModule
 _LONG_WINDOW = 1024  # entries; torch adds them one by one, and a longer sum loses digits
 _FEW_BLOCKS = 16  # a sum of so few numbers loses no digits
 _CONVOLUTIONS = "conv", "conv_transpose"
