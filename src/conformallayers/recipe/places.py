@@ -139,12 +139,9 @@ def window_sizes(
 
 def padded(n: int, before: int, after: int, mode: str) -> Table:
     """Return the entry that each position of a padded axis copies; with zeros a negative number crops."""
-    if mode == "zeros":
-        return sliding(n, 1, n + before + after, 1, before, 1)[0]
-    modes = {"circular": "wrap", "replicate": "edge", "reflect": "reflect"}
     modes: dict[str, Any] = {"circular": "wrap", "replicate": "edge", "reflect": "reflect"}
-    found: Table = np.pad(np.arange(n), (before, after), mode=modes[mode])
-    return found
+    found: Table = sliding(n, 1, n + before + after, 1, before, 1)[0]
+    return found if mode == "zeros" else np.pad(np.arange(n), (before, after), mode=modes[mode])
 
 
 def adaptive(n: int, m: int) -> tuple[Table, Array]:
