@@ -19,7 +19,6 @@ import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
 from conformallayers.folding.stages import RadialStage
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.point_operations import Advance, Normalize
 from conformallayers.scaling import Scaling
 
@@ -66,7 +65,7 @@ def stage_of(model: nn.Module, shape: tuple[int, ...]) -> RadialStage:
     return stage.entered(Scaling(graphs[-1].norm_factor), least=1.0)
 
 
-def operations(folded: cl.Folded, kind: type[Operation]) -> list[Any]:
+def operations(folded: cl.Folded, kind: Any) -> list[Any]:
     """Return the operations of a kind that a fold runs."""
     return [operation for operation in folded.recipe.operations if isinstance(operation, kind)]
 
