@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from .container import layer_by_layer
 from .errors import checked_shape, refusal
-from .folding.check import TOLERANCES
-from .folding.fold import fold
+from .folding.fold import TOLERANCES, fold
 from .folding.folded import Folded
 from .functional import relative_error
 from .nn.registry import find_spec

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.folding.cost import Cost
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.lower import LOWER, Lowering, lowers
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.folding.strategies.base import (
+    Cost,
     Evaluation,
     Problem,
     Strategy,

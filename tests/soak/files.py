@@ -23,8 +23,7 @@ from torch import Tensor
 
 from conformallayers import numpy as numpy_runtime
 from conformallayers.errors import ConformalError
-from conformallayers.folding.check import TOLERANCES
-from conformallayers.folding.fold import fold
+from conformallayers.folding.fold import TOLERANCES, fold
 from conformallayers.folding.save import load, save
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.file import _checksum

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conformallayers.container import ConformalLayers
-from conformallayers.folding.check import TOLERANCES
+from conformallayers.folding.fold import TOLERANCES
 from oracle import Run, run_conformal
 
 _SEEDS = 1, 2, 3  # of the runs with noise

@@ -16,7 +16,7 @@ from ..recipe.torch.module import RecipeModule
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size
 from .chains import Cost
-from .explicit import explicit_forms, explicit_matrix
+from .forms import explicit_forms, explicit_matrix
 from .plan import Plan
 from .quantization_report import Quantization, read_quantization
 from .regions import Region

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.folding.cost import RATES, Rates
 from conformallayers.folding.strategies import conv
-from conformallayers.folding.strategies.routes import Move, RouteMap, best_route, kernel_of
+from conformallayers.folding.strategies.base import RATES, Rates
+from conformallayers.folding.strategies.conv import Move, RouteMap, best_route, kernel_of
 from support import stage_of
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .banded import Banded
 from .base import Strategy
 from .conv import ComposedConv
-from .dense import Dense
 from .layers import Layers
+from .matrices import Banded, Dense
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy for strategy in (Dense(), Banded(), ComposedConv(), Layers())

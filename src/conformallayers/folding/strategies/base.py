@@ -1,26 +1,93 @@
-"""The interface of strategies, and the operations on points that all stages share.
+"""The interface of strategies, their cost, and the operations on points that all stages share.
 
-A strategy takes the points that enter a radial stage to those that leave it.
+A strategy takes the points that enter a radial stage to those that leave it. Costs are predicted from counts of work
+with fixed rates, so that every machine makes the same choice.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...scaling import Scaling
-from ..cost import Cost
 from ..forms import Forms, forms_of, matrix_of, rounding, stacked_layers, too_many_entries
+from ..operators import CONVOLUTIONS, Operator, is_plain
 from ..stages import ActivationSite, Layer, RadialStage
+
+BATCH = 64  # the batch size that costs are compared at
+LANES = 16  # output channels that a convolution computes at a time
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Work per second at float32.
+
+    ``gemm``, ``blocks`` and ``conv`` are multiply-adds a second in one large product, in many small ones
+    and in a convolution; ``stream`` is elements a second in a pass over memory; ``call`` is seconds for any
+    call at all.
+    """
+
+    gemm: float
+    blocks: float
+    conv: float
+    stream: float
+    call: float
+
+
+RATES = Rates(57e9, 60e9, 85e9, 10e9, 3e-6)  # measured on two cores of a server CPU
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work of one sample by kind, and the bytes of all constants."""
+
+    gemm: float = 0  # multiply-adds in large products
+    blocks: float = 0  # multiply-adds in many small products
+    conv: float = 0  # multiply-adds in convolutions and poolings
+    idle: float = 0  # multiply-adds of lanes that a convolution has no channels for
+    stream: float = 0  # elements that a pass over memory touches
+    calls: int = 0  # per batch
+    bytes: int = 0
+
+    @property
+    def multiply_adds(self) -> float:
+        """All multiply-adds of one sample."""
+        return self.gemm + self.blocks + self.conv
+
+    def seconds(self, rates: Rates = RATES) -> float:
+        """Return the expected time of one batch of 64."""
+        names = "gemm", "blocks", "conv", "stream"
+        work: float = sum(getattr(self, name) / getattr(rates, name) for name in names)
+        work += self.idle / rates.conv
+        return BATCH * work + self.calls * rates.call
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
+
+
+def layer_cost(operator: Operator, itemsize: int) -> Cost:
+    """Return what a layer takes as it is."""
+    work = operator.multiply_adds()
+    stream = math.prod(operator.output_shape)
+    size = sum(t.numel() * itemsize for t in operator.module.buffers())
+    if isinstance(operator.module, nn.Linear):
+        return Cost(gemm=work, stream=stream, calls=2, bytes=size)
+    if is_plain(operator.module, CONVOLUTIONS):
+        channels = operator.output_shape[0]
+        idle = work / channels * (-channels % LANES)
+        return Cost(conv=work, idle=idle, stream=2 * stream, calls=2, bytes=size)
+    return Cost(conv=work, stream=2 * stream, calls=2, bytes=size)
+
 
 T = TypeVar("T")
 SQUARED = 1e15  # numbers whose square fits into float32 with room

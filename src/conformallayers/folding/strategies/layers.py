@@ -15,11 +15,10 @@ from ...nn.registry import find_spec
 from ...nn.supported import scale_output
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ..cost import Cost, layer_cost
 from ..lower import Lowering
 from ..operators import Operator
 from ..stages import ActivationSite
-from .base import Evaluation, PointValues, Problem, Strategy
+from .base import Cost, Evaluation, PointValues, Problem, Strategy, layer_cost
 
 
 class Layers(Strategy):
