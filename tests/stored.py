@@ -16,22 +16,23 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.recipe.file import _checksum
 
-Change = Callable[[Any, dict[str, Any]], object]
+Change = Callable[[Any, dict[str, Any]], Any]
 JUNK: tuple[Any, ...] = (
     *(None, -1, 0, 3, 10**9, 10**18, 10**400, 1e308, float("inf"), "", "x", "tau", "matmul"),
     *([], {}, True, False, [2**40], [[]], [0.5], {"operation": "call"}),
 )
 
 
-def forge(path: Path, change: Change) -> None:
-    """Let ``change`` edit the document and the arrays of a file, and sign it again."""
+def forge(path: Path, change: Change) -> Any:
+    """Let ``change`` edit the document and the arrays of a file, and sign it again; return its result."""
     with safe_open(path, "np") as file:
         document = json.loads(file.metadata()["conformallayers"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     del document["sha256"]
-    change(document, arrays)
+    result = change(document, arrays)
     text = json.dumps({"sha256": _checksum(document, arrays), **document})
     path.write_bytes(save(arrays, {"conformallayers": text}))
+    return result
 
 
 def refused(path: Path, message: str, *loaders: Callable[[Path], Any]) -> None:

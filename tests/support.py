@@ -19,7 +19,6 @@ import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
 from conformallayers.folding.stages import RadialStage
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.point_operations import Advance, Normalize
 from conformallayers.scaling import Scaling
 
 TOLERANCES = cl.testing.TOLERANCES
@@ -68,16 +67,6 @@ def stage_of(model: nn.Module, shape: tuple[int, ...]) -> RadialStage:
 def operations(folded: cl.Folded, kind: Any) -> list[Any]:
     """Return the operations of a kind that a fold runs."""
     return [operation for operation in folded.recipe.operations if isinstance(operation, kind)]
-
-
-def form_values(folded: cl.Folded, x: Tensor) -> list[Tensor]:
-    """Return the value of each quadratic form of a fold with one part, for x as it is."""
-    (embedding,) = operations(folded, Normalize)
-    unit, peak, tau = embedding.outputs
-    ones = torch.ones(len(x), dtype=torch.float64)
-    values = folded.evaluate({unit: x, peak: ones, tau: ones}, keep=True)
-    sums = (advance.inputs[2:] for advance in operations(folded, Advance))
-    return [torch.stack([values[name] for name in names]).sum(0) for names in sums]
 
 
 def message_of(action: Callable[[], object]) -> str:

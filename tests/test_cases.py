@@ -96,16 +96,6 @@ def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) ->
             check_strategy(name, model, x, expected, wanted[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("turn", "case", "forms"), rows())
-def test_all_strategies_in_all_forms(turn: int, case: Case, forms: Forms) -> None:
-    for dtype in DTYPES:
-        model, x = stack(case, forms, turn).to(dtype), samples(case.input_shape, dtype, BATCH, turn)
-        expected, wanted = evaluated(model.eval(), x)
-        for name in STRATEGIES:
-            check_strategy(name, model, x, expected, wanted[0])
-
-
 def evaluated(model: cl.ConformalLayers, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return the oracle's outputs, and its gradients to the input and to each parameter."""
     twin, wide = exact(model), x.double().requires_grad_()

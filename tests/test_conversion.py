@@ -44,24 +44,17 @@ def twin_of(
     return twin, samples(shape, torch.float64)
 
 
-@pytest.mark.parametrize("name", CNNS)
-def test_with_all_rectifiers_the_twin_is_the_model_of_the_point(name: str) -> None:
-    build, shape = CNNS[name]
-    model = randomise(build())
-    twin, x = twin_of(model, shape, keep="all")
-    assert replaced(twin) == []
-    expected = expected_of(model, twin, x)
-    with torch.no_grad(), cl.layer_by_layer():
-        assert relative_error(twin(x), expected) <= 1e-12
+FUNCTIONAL = "resnet", "mobile"  # models of functions: expected_of cannot replace their rectifiers
+KEEPS = [(name, "all") for name in CNNS]
+KEEPS += [(name, keep) for name in CNNS if name not in FUNCTIONAL for keep in ("pooling", "none")]
 
 
-@pytest.mark.parametrize("keep", ["pooling", "none"])
-@pytest.mark.parametrize("name", ["vgg", "vgg without norm", "dense", "unet", "signal"])
-def test_replaced_rectifiers_are_respros_of_points(name: str, keep: str) -> None:
+@pytest.mark.parametrize(("name", "keep"), KEEPS)
+def test_a_twin_is_the_model_on_points_with_some_rectifiers_replaced(name: str, keep: str) -> None:
     build, shape = CNNS[name]
     model = randomise(build())
     twin, x = twin_of(model, shape, keep=keep)
-    assert replaced(twin) or (name, keep) == ("unet", "pooling")  # it has a stride everywhere
+    assert bool(replaced(twin)) == (keep != "all" and (name, keep) != ("unet", "pooling"))
     expected = expected_of(model, twin, x)
     with torch.no_grad(), cl.layer_by_layer():
         assert relative_error(twin(x), expected) <= 1e-12
@@ -97,29 +90,6 @@ def test_random_cnns(seed: int) -> None:
             with cl.layer_by_layer():
                 assert relative_error(twin(x), expected) <= 1e-12
             assert relative_error(cl.fold(twin, shape)(x), expected) <= TOLERANCES[torch.float64]
-
-
-@pytest.mark.parametrize("name", CNNS)
-@pytest.mark.sampled(2)
-def test_twins_learn(name: str) -> None:
-    build, shape = CNNS[name]
-    torch.manual_seed(0)
-    twin, x = cl.convert(build(), shape).train(), samples(shape, torch.float32, batch=8)
-    with torch.no_grad():
-        target = build().eval()(x)
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    optimizer = torch.optim.Adam(twin.parameters(), 1e-2)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = F.mse_loss(twin(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert all(parameter.grad is not None for parameter in twin.parameters())
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_the_model_is_not_touched_and_shares_nothing() -> None:
@@ -357,10 +327,7 @@ def test_those_beside_a_pooling_stay() -> None:
     "neighbour",
     [
         nn.MaxPool2d(2),
-        nn.AvgPool2d(2),
-        nn.LPPool2d(2, 2),
         nn.AdaptiveAvgPool2d(2),
-        nn.AdaptiveMaxPool2d(2),
         nn.Conv2d(4, 4, 3, stride=(1, 2)),
         nn.ConvTranspose2d(4, 4, 2, stride=2),
     ],

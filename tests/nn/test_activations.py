@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -93,22 +91,6 @@ def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
     denominator = (flat.square().sum(1) + q).sqrt()
     y = (flat @ matrix.T) * division.scale / denominator[:, None]
     assert relative_error(y.view(4, 2, 8, 7), folded(x)) <= 1e-12
-
-
-def test_an_activation_of_ones_own() -> None:
-    model = stack(Quartic, "learned").double()
-    x = samples(SHAPE, torch.float64)
-    t, z = x.flatten(1).norm(dim=1), model[0](x)
-    alpha = cl.trace(model, SHAPE).steps[1].alpha
-    q = z.flatten(1).square().sum(1) / (alpha * t) ** 2
-    first = z / (t * alpha / 1.5 * (1 + q**2) ** 0.5)[:, None, None, None]
-    assert relative_error(model[:2](x), first) <= 1e-12
-    cl.testing.assert_folds(model, SHAPE)
-    for name, folded in folds(model, SHAPE).items():
-        assert cl.fold_error(model, folded, x) <= 1e-12, name
-    folded = cl.fold(model, SHAPE, strategy="dense")
-    assert torch.equal(pickle.loads(pickle.dumps(folded))(x), folded(x))
-    assert torch.equal(copy.deepcopy(folded)(x), folded(x))
 
 
 def test_the_base_alone_says_what_is_missing() -> None:

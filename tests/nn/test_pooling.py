@@ -26,20 +26,6 @@ def test_norm_pool_is_that_of_torch(axes: int, ceil_mode: bool) -> None:
     assert torch.autograd.gradcheck(lambda x: pooling.norm_pool(x, kernel, stride, ceil_mode), x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_norms_of_small_and_large_windows(dtype: torch.dtype) -> None:
-    eps = torch.finfo(dtype).eps
-    for size in (1e-3, 300.0) if dtype == torch.float16 else (1e-12, 1e12):
-        x = torch.tensor([[[0.6 * size, 0.8 * size, 0.0, 0.0, 1.0, 0.0]]], dtype=dtype)
-        y = pooling.norm_pool(x.requires_grad_(), (2,), (2,))
-        assert y.dtype == dtype
-        assert y[0, 0].tolist() == pytest.approx([size, 0.0, 1.0], rel=8 * eps)
-        (g,) = torch.autograd.grad(y.sum(), x)
-        assert g[0, 0].tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0, 1.0, 0.0], rel=16 * eps)
-    strange = torch.tensor([[[math.nan, 1.0, math.inf, 1.0, 1.0, 0.0]]], dtype=dtype)
-    assert pooling.norm_pool(strange, (2,), (2,))[0, 0].isfinite().tolist() == [False, False, True]
-
-
 @pytest.mark.parametrize(("sizes", "kernel", "stride"), WINDOWS)
 @pytest.mark.parametrize("pool", ["average", "norm"])
 def test_training_pools_as_torch_does(
@@ -137,3 +123,17 @@ def test_groups_of_channels_are_pooled_at_once(
         small = torch.rand(1, 5, *few, dtype=dtype, requires_grad=True)  # three windows a side
         assert torch.autograd.gradcheck(ours, small)
         assert torch.autograd.gradgradcheck(ours, small)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_of_small_and_large_windows(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    for size in (1e-3, 300.0) if dtype == torch.float16 else (1e-12, 1e12):
+        x = torch.tensor([[[0.6 * size, 0.8 * size, 0.0, 0.0, 1.0, 0.0]]], dtype=dtype)
+        y = pooling.norm_pool(x.requires_grad_(), (2,), (2,))
+        assert y.dtype == dtype
+        assert y[0, 0].tolist() == pytest.approx([size, 0.0, 1.0], rel=8 * eps)
+        (g,) = torch.autograd.grad(y.sum(), x)
+        assert g[0, 0].tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0, 1.0, 0.0], rel=16 * eps)
+    strange = torch.tensor([[[math.nan, 1.0, math.inf, 1.0, 1.0, 0.0]]], dtype=dtype)
+    assert pooling.norm_pool(strange, (2,), (2,))[0, 0].isfinite().tolist() == [False, False, True]

@@ -7,18 +7,15 @@ file must be refused.
 from __future__ import annotations
 
 import copy
-import json
-import struct
+import math
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.numpy import load as load_arrays
 from torch import Tensor
 
 from conformallayers import numpy as numpy_runtime
@@ -26,17 +23,15 @@ from conformallayers.errors import ConformalError
 from conformallayers.folding.fold import TOLERANCES, fold
 from conformallayers.folding.save import load, save
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.file import _checksum
 from soak.case import Case, limited_memory
 from soak.generator import Generator
+from stored import forge, places
 
 MUTANTS = 20  # of one file
 SECONDS = 30  # of CPU that a mutant may take
 MEMORY = 2**31  # bytes that a mutant of a few kilobytes may ask for
-_DOCUMENT, _SUM = "conformallayers", "sha256"
 _SCALARS = (0, 1, -1, 2, 3, 7, 64, 2**14, 2**31, 2**63, 10**30, 10**400, 0.5, -0.0, 1e-300, 1e300)
 _OTHERS: tuple[Any, ...] = ("", "x", None, True, False, [], {})
-_TYPES = {"F64": "<d", "F32": "<f", "F16": "<e", "I32": "<i"}
 
 
 def attack(case: Case) -> None:
@@ -57,9 +52,8 @@ def attack(case: Case) -> None:
                 path.write_bytes(_damaged(case.rng, content))
                 _check_damaged(case, path)
             else:
-                text, mutant = _mutant(case.rng, content)
-                path.write_bytes(mutant)
-                _check_mutant(case, text, path)
+                path.write_bytes(content)
+                _check_mutant(case, forge(path, partial(_mutate, case.rng)), path)
 
 
 def _check_damaged(case: Case, path: Path) -> None:
@@ -131,75 +125,40 @@ def _damaged(rng: Random, content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
 
 
-def _mutant(rng: Random, content: bytes) -> tuple[str, bytes]:
-    """Return a changed file with a right checksum, and what was changed."""
-    (length,) = struct.unpack("<Q", content[:8])
-    header: dict[str, Any] = json.loads(content[8 : 8 + length])
-    data = bytearray(content[8 + length :])
-    document = json.loads(header["__metadata__"][_DOCUMENT])
-    kind = rng.random()
-    if kind < 0.7:
-        texts = [_changed(rng, document) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-    elif kind < 0.85:
-        kept = header.pop("__metadata__")
-        texts = [_changed(rng, header)] if header else []
-        header["__metadata__"] = kept
-    else:
-        texts = [_change_data(rng, header, data)]
-    document.pop(_SUM, None)
-    header["__metadata__"][_DOCUMENT] = json.dumps(document)
-    with suppress(Exception):  # safetensors refuses some headers
-        signed = {_SUM: _checksum(document, load_arrays(_joined(header, data))), **document}
-        header["__metadata__"][_DOCUMENT] = json.dumps(signed)
-    return "; ".join(texts), _joined(header, data)
-
-
-def _joined(header: dict[str, Any], data: bytearray) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(data)
-
-
-def _change_data(rng: Random, header: dict[str, Any], data: bytearray) -> str:
-    """Set one number of one array."""
-    arrays = [(k, v) for k, v in header.items() if k != "__metadata__" and v["dtype"] in _TYPES]
-    arrays = [(k, v) for k, v in arrays if v["data_offsets"][0] < v["data_offsets"][1]]
-    if not arrays:
-        return "nothing is changed"
-    name, entry = rng.choice(arrays)
-    kind = _TYPES[entry["dtype"]]
-    start, stop = entry["data_offsets"]
-    place = rng.randrange(start, stop, struct.calcsize(kind))
-    values = (0, -1, 5, 1000) if kind == "<i" else (0.0, -1.0, 3.5, float("nan"), float("inf"))
-    value = rng.choice(values)
-    struct.pack_into(kind, data, place, value)
-    return f"a number of {name} is {value}"
+def _mutate(rng: Random, document: Any, arrays: dict[str, Any]) -> str:
+    """Change a document or its arrays; return what was changed."""
+    if not arrays or rng.random() < 0.75:
+        return "; ".join(_changed(rng, document) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+    name, other = rng.choice(sorted(arrays)), rng.choice(sorted(arrays))
+    array = arrays[name]
+    if array.size and rng.random() < 0.5:
+        value = rng.choice((0, -1, 5, 1000, math.nan, math.inf))
+        whole = array.dtype.kind == "i"
+        arrays[name] = array = array.copy()
+        array.reshape(-1)[rng.randrange(array.size)] = (
+            5 if whole and not abs(value) < 100 else value
+        )
+        return f"a number of {name} is {value}"
+    row = array.reshape(-1)
+    arrays[name] = rng.choice((row, row[:-1], array[..., None], array.astype("f8"), arrays[other]))
+    return f"{name} is {arrays[name].dtype} {arrays[name].shape}"
 
 
 def _changed(rng: Random, tree: Any) -> str:
     """Change one place of a JSON tree; return which and how."""
-    place, holder, key = rng.choice(list(_places(tree)))
+    holder, key = rng.choice(list(places(tree)))
     old, kind = holder[key], rng.randrange(6)
     if kind == 0:
         del holder[key]
-        return f"{place} is deleted"
+        return f"{key!r} is deleted"
     if kind == 1 and isinstance(holder, list):
         holder.insert(key, copy.deepcopy(old))
-        return f"{place} is there twice"
+        return f"{str(old)[:80]} is there twice"
     if kind == 2 and isinstance(old, (int, float)) and not isinstance(old, bool):
         holder[key] = rng.choice((old + 1, old - 1, -old, old * 1000, old / 2, float(old)))
     elif kind == 3:  # another value of the same type
-        same = [h[k] for _, h, k in _places(tree) if type(h[k]) is type(old)]
+        same = [h[k] for h, k in places(tree) if type(h[k]) is type(old)]
         holder[key] = copy.deepcopy(rng.choice(same))
     else:
         holder[key] = copy.deepcopy(rng.choice((*_SCALARS, *_SCALARS, *_OTHERS)))
-    return f"{place} is {str(holder[key])[:80]}"
-
-
-def _places(tree: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path, holder, key) of every entry of a JSON tree."""
-    keys: Any = range(len(tree)) if isinstance(tree, list) else list(tree)
-    for key in keys:
-        where = f"{path}[{key}]" if isinstance(tree, list) else f"{path}.{key}"
-        yield where, tree, key
-        if isinstance(tree[key], (dict, list)):
-            yield from _places(tree[key], where)
+    return f"{key!r} is {str(holder[key])[:80]} instead of {str(old)[:80]}"

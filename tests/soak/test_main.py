@@ -14,7 +14,7 @@ import pytest
 
 from conformallayers.folding import cache
 from conformallayers.recipe import file
-from conformallayers.recipe.numpy import points as numpy_points
+from conformallayers.recipe.numpy import operations as numpy_operations
 from conformallayers.recipe.point_operations import Divide
 from conformallayers.recipe.torch.operations import RUN
 from soak import runtimes
@@ -54,7 +54,7 @@ def wrong_division(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_growths(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(numpy_points._FUNCTIONS, "sqrt", lambda q: q**0.5 * 1.0001)
+    patch.setitem(numpy_operations._FUNCTIONS, "sqrt", lambda q: q**0.5 * 1.0001)
     patch.setattr(runtimes, "COMPILER", None)
 
 
@@ -96,14 +96,6 @@ def test_a_planted_fault_is_found_and_reproduced(
     assert main(arguments) == 0
 
 
-def test_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--minutes", "0.001", "--seed", "3", "--only", "stale"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "seed 3"
-    assert any(line.split() == ["stale:", "cases", "1"] for line in lines)
-    assert any(line.split() == ["findings", "0"] for line in lines)
-
-
 @pytest.mark.slow  # the minute of make test runs two processes as well
 def test_two_processes_share_the_cases() -> None:
     command = [sys.executable, "-m", "soak", "--jobs", "2"]
@@ -111,11 +103,6 @@ def test_two_processes_share_the_cases() -> None:
     done = subprocess.run([*command, *options], cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert any(line.split() == ["stale:", "cases", "2"] for line in done.stdout.splitlines())
-
-
-def test_a_case_needs_its_kind() -> None:
-    with pytest.raises(SystemExit):
-        main(["--case", "3"])
 
 
 def test_an_exception_is_a_finding() -> None:
