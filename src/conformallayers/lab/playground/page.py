@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from importlib.resources import files
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from ..training.saved_models import locate, white_of
 LIMIT = 3 * 10**6  # bytes of the page
 NETWORK = "mnist-micro"  # of the zoo, where no other is named
 SHAPE = SHAPES[DIGITS]
+_WEB = Path(__file__).with_name("web")
 TRAINED = Path(__file__).with_name("data") / "d3modnet-digits.safetensors"  # a state_dict
 DEPTHS = range(1, 10)
 _CHANNELS = 16
@@ -67,56 +66,38 @@ def render(folds: Sequence[Path]) -> str:
     """Return the page as text."""
     data = {
         "version": __version__,
-        "networks": _distinct([network_entry(path) for path in folds], folds),
+        "networks": [network_entry(path) for path in folds],
         "examples": examples(),
         "depth": depth_documents(),
         "insight": insight(),
     }
-    web = files(__package__) / "web"
-    scripts = [(web / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
     parts = {
-        "STYLE": (web / "style.css").read_text("utf-8"),
+        "STYLE": (_WEB / "style.css").read_text("utf-8"),
         "DATA": _script_safe(json.dumps(data, separators=(",", ":"))),
         "RUNTIME": javascript_source(),
-        "SCRIPTS": "\n".join(scripts),
+        "SCRIPTS": "\n".join((_WEB / f"{name}.js").read_text("utf-8") for name in _SCRIPTS),
     }
-    page = (web / "page.html").read_text("utf-8")
+    page = (_WEB / "page.html").read_text("utf-8")
     # One pass, so that text like @DATA@ inside a part is not replaced.
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], page)
 
 
-def network_entry(path: Path) -> dict[str, Any]:
+def network_entry(path: Path) -> Json:
     """Return a fold for the page: its recipe, its labels, and how its images look."""
     net = load(path)
-    _check_shapes(path, net.input_shape, net.output_shape)
-    about = net.about or {}
-    dataset = str(about.get("dataset", ""))
-    words = [str(about["network"])] if "network" in about else []
-    words += [f"on {dataset}"] if words and dataset else []
-    outputs = net.output_shape[0]
-    return {
-        "name": " ".join(words) or path.name,
-        "labels": list(net.labels or map(str, range(outputs))),
-        "white": white_of(about, path),
-        "fit": _FITS.get(dataset),
-        "document": javascript_document(net.recipe, str(net.dtype).removeprefix("torch.")),
-    }
-
-
-def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict[str, Any]]:
-    """Append the path to names that several networks share."""
-    names = [entry["name"] for entry in entries]
-    for entry, name, path in zip(entries, names, folds, strict=True):
-        if names.count(name) > 1:
-            entry["name"] = f"{name} ({path})"
-    return entries
-
-
-def _check_shapes(path: Path, shape: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-    if len(shape) != 3 or shape[0] not in (1, 3) or len(outputs) != 1 or prod(outputs) < 2:
+    shape, outputs = net.input_shape, net.output_shape
+    if len(shape) != 3 or shape[0] not in (1, 3) or len(outputs) != 1:
         expected = "a fold from images (1 or 3, H, W) to one score for each class"
         got = f"{shape_text(shape)} → {shape_text(outputs)}"
         raise refusal(f"playground {path}", expected, got, "Give another file.")
+    about = net.about or {}
+    return {
+        "name": path.stem,
+        "labels": list(net.labels or map(str, range(outputs[0]))),
+        "white": white_of(about, path),
+        "fit": _FITS.get(str(about.get("dataset"))),
+        "document": javascript_document(net.recipe, str(net.dtype).removeprefix("torch.")),
+    }
 
 
 def _script_safe(text: str) -> str:
@@ -178,7 +159,7 @@ def insight() -> Json:
 
 
 def examples() -> list[Json]:
-    """Return one test image of every digit, as whole numbers from 0 to 16."""
+    """Return one test image of every digit, as integers from 0 to 16."""
     data = digits()
     rows = [int((data.test_labels == label).nonzero()[0]) for label in range(CLASSES)]
     return [
