@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _interruptible(), _named_extra(words):
             _run(words)
     except KeyboardInterrupt as stop:
-        exec("")  # or else python -m dies by SIGINT, if the interrupt came within an exec
         print(str(stop) or "Interrupted.", file=sys.stderr)
         status = _INTERRUPTED
     except ClosedPipe:
