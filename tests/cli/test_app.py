@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import subprocess
 import sys
@@ -77,7 +76,8 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["report", "--zzz"], "unknown option --zzz.\n"),
         (["bench", "lenet"], 'got \'lenet\'. Name a network; --depths adds depths of DkNet. Did you'),
         (["sweep", "Lenet", "digits"], "conformallayers: network: expected one of MLP, "),
-        (["report", "nope"], "got nope, no folder. Check the path"),
+        (["report", "nope"], "got nope without result.json. Check the path"),
+        (["experiment", "3", "--depths", "1", "0"], 'Invalid value "0" for --depths'),
         (["train", "StageNet", "digits", "--preset", "smal"], 'micro. Did you mean "small"?'),
         (["demo", "--epochs", "0"], 'Invalid value "0" for --epochs. Must be > 0.'),
         (["fold", "run"], "--out"),
@@ -140,19 +140,3 @@ def test_interrupt_leaves_one_line_and_no_files(tmp_path: Path) -> None:
     assert process.returncode == 130, message
     assert message == "Interrupted.\n"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_interrupt_within_an_exec_ends_with_the_same_status(tmp_path: Path) -> None:
-    """As in the definition of a dataclass; Python itself would end ``python -m`` by SIGINT."""
-    lines = [
-        "from conformallayers.cli import app",
-        "app._run = lambda words: exec('raise KeyboardInterrupt')",
-        "app.main()",
-    ]
-    (tmp_path / "interrupted.py").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "interrupted"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cl.__file__).parents[1])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

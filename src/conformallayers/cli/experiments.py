@@ -16,7 +16,7 @@ from ..lab.options import (
     RobustnessOptions,
     SweepOptions,
 )
-from .models import Flat, given
+from .models import Flat
 
 experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
 
@@ -43,7 +43,7 @@ def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None)
     """
     from ..lab.experiments.bench import run_bench
 
-    run_bench(networks, **given(options))
+    run_bench(networks, options or BenchOptions())
 
 
 def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = None) -> None:
@@ -54,7 +54,7 @@ def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = Non
     """
     from ..lab.devices.emulator import run_devices
 
-    run_devices(networks, **given(options))
+    run_devices(networks, options or DeviceOptions())
 
 
 @experiment.command(name="1")
@@ -74,7 +74,7 @@ def _train_cells(number: int, options: AccuracyOptions | None) -> None:
     from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
-    run_accuracy(number, **given(options))
+    run_accuracy(number, options or AccuracyOptions())
 
 
 @experiment.command(name="3")
@@ -82,7 +82,7 @@ def depth(*, options: Flat[DepthOptions] = None) -> None:
     """Time inference against depth: DkNet, and DkNetCL layer by layer and folded."""
     from ..lab.experiments.depth import run_depth
 
-    run_depth(**given(options))
+    run_depth(options or DepthOptions())
 
 
 @experiment.command(name="4")
@@ -90,7 +90,7 @@ def batch_size(*, options: Flat[BatchOptions] = None) -> None:
     """Measure time and memory against batch size: D3ModNet, and all paths of D3ModNetCL."""
     from ..lab.experiments.batchsize import run_batches
 
-    run_batches(**given(options))
+    run_batches(options or BatchOptions())
 
 
 @experiment.command(name="5")
@@ -100,7 +100,7 @@ def cost(*, options: Flat[CostOptions] = None) -> None:
     from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
-    run_cost(**given(options))
+    run_cost(options or CostOptions())
 
 
 @experiment.command(name="6")
@@ -108,23 +108,21 @@ def robustness(*, options: Flat[RobustnessOptions] = None) -> None:
     """Measure the networks of experiment 5 on corrupted images."""
     from ..lab.experiments.robustness import run_robustness
 
-    run_robustness(**given(options))
+    run_robustness(options or RobustnessOptions())
 
 
 def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> None:
     """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
 
     Args:
-        network: Class of conformallayers.networks, such as LeNetCL, or a class or function of your own
-            as FILE.py:NAME.
-        dataset: mnist, fashion-mnist, cifar10, digits or shapes; or a folder of pictures with one
-            sub-folder per class.
+        network: Class of conformallayers.networks, such as LeNetCL, or one of your own: FILE.py:NAME.
+        dataset: mnist, fashion-mnist, cifar10, digits, shapes, or a folder with a sub-folder a class.
     """
     from ..lab.experiments.sweep import run_sweep
     from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
-    best = run_sweep(network, dataset, **given(options))["best"]
+    best = run_sweep(network, dataset, options or SweepOptions())["best"]
     if best is None:
         print("No trial is complete: ask for more with --trials.")
     else:
@@ -139,7 +137,7 @@ def inspect(run: Path, *, options: Flat[InspectOptions] = None) -> None:
     """
     from ..lab.experiments.inspect_run import run_inspect
 
-    print(run_inspect(run, **given(options)))
+    print(run_inspect(run, options or InspectOptions()))
 
 
 def report(

@@ -1,4 +1,4 @@
-"""Time and memory of this process: alternating timings, the peak, glibc's settings, sizes such as 4GiB."""
+"""Time and memory of this process: alternating timings, the peak, and glibc's settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import math
 import os
-import re
 import resource
 import statistics
 import sys
@@ -14,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from ..errors import refusal
 
 _FEWEST = 3  # rounds, however long they take
 _WARM = 0.005  # seconds of untimed calls: a pause lets caches and clocks go cold
@@ -76,15 +73,11 @@ def interleave(
             run()
             while time.perf_counter() < warmed:
                 run()
-            seconds[name] += [call_seconds(run) for _ in range(calls)]
+            for _ in range(calls):
+                begun = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - begun)
     return {name: Timing.of(values) for name, values in seconds.items()}
-
-
-def call_seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of one call."""
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 def keep_freed_memory() -> bool:
@@ -104,25 +97,6 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(_MMAP_THRESHOLD, 2**30))
 
 
-def parse_size(text: str, where: str = "size") -> int:
-    """Return a number of bytes from text such as ``"4GiB"`` or ``"512 MB"``.
-
-    Examples:
-        >>> parse_size("1.5KiB"), parse_size("2 MB"), parse_size("64")
-        (1536, 2000000, 64)
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
-    size = 0
-    if found:
-        unit = (found[2] or "").lower()
-        base = 1024 if unit.endswith("i") else 1000
-        size = int(float(found[1]) * base ** " kmgt".index(unit[:1] or " "))
-    if size < 1:
-        remedy = "KiB, MiB and GiB count in 1024, KB, MB and GB in 1000."
-        raise refusal(where, "a size such as 4GiB or 512MiB", repr(text), remedy)
-    return size
-
-
 def settle() -> int:
     """Return freed memory to the system, reset the peak if the system can, and return the peak.
 
@@ -138,18 +112,8 @@ def settle() -> int:
 def peak() -> int:
     """Return the peak memory of this process in bytes."""
     # Linux hands the peak of getrusage down to a child; VmHWM is that of the process alone.
-    found = _proc("/proc/self/status", "VmHWM")
-    if found is not None:
-        return found
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
-
-
-def _proc(path: str, name: str) -> int | None:
-    """Return the bytes of a line such as ``VmHWM:  8792 kB``."""
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return 1024 * int(found[0]) if found else None

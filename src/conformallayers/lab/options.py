@@ -3,10 +3,11 @@
 This module imports no torch, so that the command line can print its help at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from cyclopts.types import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +89,18 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
+class ThreadOptions:
     """Options of all experiments.
 
     Args:
         threads: Threads of torch; its own default if not given.
-        resume: Keep the rows of an earlier run; if not, start again.
     """
 
-    threads: int | None = None
-    resume: bool = True
+    threads: PositiveInt | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyOptions(DataOptions, RecordOptions):
+class AccuracyOptions(DataOptions, ThreadOptions):
     """Options of experiments 1 and 2.
 
     Args:
@@ -120,7 +119,7 @@ class AccuracyOptions(DataOptions, RecordOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthOptions(RecordOptions):
+class DepthOptions(ThreadOptions):
     """Options of experiment 3.
 
     Args:
@@ -130,83 +129,74 @@ class DepthOptions(RecordOptions):
         out: Folder for times.json and the figure.
     """
 
-    depths: tuple[int, ...] = tuple(range(1, 31))
-    batch: int = 64
-    executions: int = 100
+    depths: tuple[PositiveInt, ...] = tuple(range(1, 31))
+    batch: PositiveInt = 64
+    executions: PositiveInt = 100
     out: Path = Path("results/experiment3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(RecordOptions):
+class BatchOptions(ThreadOptions):
     """Options of experiment 4.
 
     Args:
         batches: Batch sizes.
         memory: Memory budget such as 4GiB: find the largest batch of each path within it.
-        executions: Timed calls of each path at each batch size; slow ones are called less often.
         out: Folder for batches.json and the figure.
     """
 
-    batches: tuple[int, ...] = tuple(4**power for power in range(7))
+    batches: tuple[PositiveInt, ...] = tuple(4**power for power in range(7))
     memory: str | None = None
-    executions: int = 100
     out: Path = Path("results/experiment4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedOptions(DataOptions, RecordOptions):
-    """Options of the experiments that compare trained networks.
+class CostOptions(DataOptions, ThreadOptions):
+    """Options of experiment 5.
 
     Args:
         dataset: Name of the data set.
         only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; those of the experiment if
             none is given. Their runs are in runs/NAME-DATASET-seedN.
+        epochs: Passes over the training images; those of StageNet's preset if not given.
+        seeds: Seeds of the runs.
+        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
+        measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
+        out: Folder for rows, table and figure.
     """
 
     dataset: str = "cifar10"
     only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostOptions(TrainedOptions):
-    """Options of experiment 5.
-
-    Args:
-        epochs: Passes over the training images; those of StageNet's preset if not given.
-        seeds: Seeds of the runs; 0, 1 and 2 if none is given, 0 alone where a run takes half an hour.
-        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
-        measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
-        executions: Timed calls of each network.
-        out: Folder for rows, table and figure.
-    """
-
-    epochs: int | None = None
-    seeds: tuple[int, ...] = ()
+    epochs: PositiveInt | None = None
+    seeds: tuple[int, ...] = (0,)
     ablation: bool = False
     measure: bool = False
-    executions: int = 60
     out: Path = Path("results/experiment5")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustnessOptions(TrainedOptions):
+class RobustnessOptions(DataOptions, ThreadOptions):
     """Options of experiment 6.
 
     Args:
+        dataset: Name of the data set.
+        only: Names of networks of experiment 5 that are trained.
         corruptions: Names of corruptions, and scaled; all if none is given.
         strengths: Strengths from 1 to 5.
         images: Use the first test images only; all if not given.
         out: Folder for rows, table and figure.
     """
 
+    dataset: str = "cifar10"
+    only: tuple[str, ...] = ()
     corruptions: tuple[str, ...] = ()
-    strengths: tuple[int, ...] = (1, 2, 3, 4, 5)
-    images: int | None = None
+    strengths: tuple[Literal[1, 2, 3, 4, 5], ...] = (1, 2, 3, 4, 5)
+    images: PositiveInt | None = None
     out: Path = Path("results/experiment6")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(RecordOptions):
+class BenchOptions(ThreadOptions):
     """Options of the benchmark against other engines.
 
     Args:
@@ -216,14 +206,14 @@ class BenchOptions(RecordOptions):
         out: Folder for bench.json and bench.md.
     """
 
-    batch: tuple[int, ...] = (64,)
-    depths: tuple[int, ...] = (1, 3, 9, 13, 30)
-    executions: int = 45
+    batch: tuple[PositiveInt, ...] = (64,)
+    depths: tuple[PositiveInt, ...] = (1, 3, 9, 13, 30)
+    executions: PositiveInt = 45
     out: Path = Path("results/benchmarks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(DataOptions, RecordOptions):
+class DeviceOptions(DataOptions):
     """Options of runs on an emulated microcontroller.
 
     Args:
@@ -234,8 +224,8 @@ class DeviceOptions(DataOptions, RecordOptions):
     """
 
     dataset: str | None = None
-    images: int = 200
-    dtype: str = "float32"
+    images: PositiveInt = 200
+    dtype: Literal["float32", "int8"] = "float32"
     out: Path = Path("results/devices")
 
 
@@ -245,26 +235,24 @@ class SweepOptions(DataOptions):
 
     Args:
         trials: Trials of the study in total, pruned ones included.
-        max_epochs: Most epochs of a trial, at most 50 as in the paper.
+        max_epochs: Most epochs of a trial.
         space: Options to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
             learning_rate=1e-4:0.1:log; the rest is searched as usual. A single VALUE fixes an option.
         size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
         subset: Train on this many images, always the same; all if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
-        seed: Seed of the search, the weights and the order of the images.
-        threads: Threads of torch; its own default if not given.
+        seed: Seed of the weights and the order of the images.
         storage: Optuna storage URL, such as sqlite:///study.db; a journal in the folder if not given.
         out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
     """
 
-    trials: int = 50
-    max_epochs: int = 50
+    trials: PositiveInt = 50
+    max_epochs: PositiveInt = 50
     space: tuple[str, ...] = ()
     size: str | None = None
     subset: int | None = None
-    validation: float = 0.1
+    validation: PositiveFloat = 0.1
     seed: int = 0
-    threads: int | None = None
     storage: str | None = None
     out: Path | None = None
 
@@ -280,5 +268,5 @@ class InspectOptions(DataOptions):
     """
 
     dataset: str | None = None
-    samples: int = 1000
+    samples: PositiveInt = 1000
     out: Path | None = None

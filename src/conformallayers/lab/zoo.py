@@ -12,7 +12,7 @@ from ..folding.folded import Folded
 from ..folding.save import save
 from ..zoo.catalogue import ENDING, FOLDER, Record, read_record
 from .data.datasets import load
-from .experiments.engines import multiply_adds, weights
+from .experiments.bench import multiply_adds, weights
 from .training.evaluate import accuracy
 from .training.run_folder import RESULT
 from .training.saved_models import load_model

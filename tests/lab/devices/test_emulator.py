@@ -1,7 +1,8 @@
-"""Networks on an emulated Cortex-M4: the outputs of the fold, the same in every run, and true counts."""
+"""Networks on an emulated Cortex-M4: the outputs of the fold, true counts, and the records of the command."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +15,17 @@ import torch
 import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices import emulator
-from conformallayers.lab.devices.emulator import (
-    missing_tools,
-    require_tools,
-    run_on_device,
-)
+from conformallayers.lab.devices.emulator import cells, missing_tools, run_devices, run_on_device
+from conformallayers.lab.options import DeviceOptions
 from conformallayers.recipe.c.files import CExport
 from conformallayers.testing import relative_error
+from conformallayers.utils.text import count, markdown
+from support import run_command
 
 needs_tools = pytest.mark.skipif(
     bool(missing_tools()), reason=f"no {', no '.join(missing_tools())} on the path"
 )
+RESULTS = Path(__file__).parents[3] / "results" / "devices"
 LOOP = """#include "loop.h"
 int loop_predict(const float *image, float *out)
 {
@@ -77,7 +78,9 @@ def test_a_device_computes_what_torch_computes(folded: Any, made: CExport) -> No
     assert np.isnan(run.outputs[2]).all()
     assert made.constant_bytes < run.flash < made.constant_bytes + 20_000
     assert 0 < run.stack < 16_384
-    again = run_on_device(made, x.numpy(), self_test=True)
+    again = run_on_device(made, x.numpy())
+    stated = made.work_bytes + 4 * 64 + 4 * 10  # work memory, the image and the outputs
+    assert stated <= again.ram <= stated + 256
     assert np.array_equal(run.outputs, again.outputs, equal_nan=True)
     assert np.array_equal(run.instructions, again.instructions)
 
@@ -91,13 +94,6 @@ def test_int8_is_the_same_to_the_bit(folded: Any, tmp_path: Path) -> None:
     run = run_on_device(made, x.numpy(), self_test=True)
     with torch.no_grad():
         assert np.array_equal(run.outputs, small(x).numpy())
-
-
-@needs_tools
-def test_ram_is_work_memory_the_image_and_the_outputs(folded: Any, made: CExport) -> None:
-    run = run_on_device(made, np.zeros((1, *folded.input_shape), np.float32))
-    stated = made.work_bytes + 4 * 64 + 4 * 10
-    assert stated <= run.ram <= stated + 256
 
 
 @needs_tools
@@ -135,9 +131,63 @@ def test_a_wrong_self_test_fails_the_run(folded: Any, made: CExport, tmp_path: P
         run_on_device(other, np.zeros((1, *folded.input_shape), np.float32), self_test=True)
 
 
-def test_missing_tools_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+# -- the command --
+
+
+@needs_tools
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_records_of_a_network_of_the_zoo(dtype: Any, tmp_path: Path) -> None:
+    options = DeviceOptions(images=20, dtype=dtype, out=tmp_path)
+    record = run_devices(["digits-micro"], options, say=str)
+    assert record == json.loads((tmp_path / "devices.json").read_text())
+    (row,) = record["rows"]
+    assert row["images"] == 20
+    assert row["accuracy"] >= 0.9
+    assert row["same_class"] == 1
+    assert row["accuracy"] == row["accuracy_host"]
+    assert f"| digits-micro | {dtype} | 20 of digits |" in (tmp_path / "devices.md").read_text()
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    rows = json.loads((RESULTS / "devices.json").read_text("utf-8"))["rows"]
+    table = markdown(*cells(rows))
+    assert (RESULTS / "devices.md").read_text("utf-8") == table
+    assert table in (RESULTS.parents[1] / "docs" / "devices.md").read_text("utf-8")
+    assert len(rows) >= 6
+    readme = (RESULTS.parents[1] / "README.md").read_text("utf-8").splitlines()
+    shown = {line.split("|")[1].split(",")[0].strip(): line for line in readme if " kB | " in line}
+    assert len(shown) >= 5
+    for row in rows:
+        if row["dtype"] == "int8" and row["name"] in shown:
+            sizes = (f"{row[key] / 1000:.1f} kB" for key in ("flash", "ram"))
+            assert f"| {' | '.join(sizes)} | {count(row['instructions'])} |" in shown[row["name"]]
+        assert row["same_class"] == 1
+        assert row["dtype"] == "float32" or row["output_error"] == 0
+
+
+@needs_tools
+def test_a_plain_network_runs_as_well(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "plain.safetensors"
+    cl.save(cl.fold(cl.networks.MLP(4), (3, 32, 32)), path, about={"dataset": "digits"})
+    options = DeviceOptions(images=3, out=tmp_path / "out")
+    (row,) = run_devices([str(path)], options, say=str)["rows"]
+    assert (row["name"], row["same_class"]) == ("plain", 1)
+    assert row["output_error"] < 1e-5
+    cl.save(cl.fold(cl.ConformalLayers(cl.Flatten()), (1, 8, 8)), path)
+    message = "device --dataset: expected the set of the test images"
+    with pytest.raises(ConformalError, match=message):
+        run_devices([str(path)], options)
+
+
+def test_missing_tools_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     assert missing_tools() == [emulator.COMPILER, emulator.SIZE, emulator.EMULATOR]
-    with pytest.raises(ConformalError, match="apt-get install gcc-arm-none-eabi") as error:
-        require_tools("device")
-    assert "\n" not in str(error.value)
+    assert run_command("device", "digits-micro", "--out", tmp_path / "new") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("conformallayers: device: expected a compiler and an emulator")
+    assert "apt-get install gcc-arm-none-eabi" in message
+    assert message.count("\n") == 1
+    assert not (tmp_path / "new").exists()

@@ -22,11 +22,11 @@ from conformallayers.lab.data import catalogue
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.experiments.accuracy import cells, run_accuracy, select_cells
+from conformallayers.lab.experiments.records import Row
+from conformallayers.lab.options import AccuracyOptions
 from conformallayers.lab.training import evaluate, run_folder
 from conformallayers.lab.training.config import make_config, resolved
 from support import run_command
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +46,24 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_root: Path) -> dict[str, Any]:
-    """The options of a quick experiment in a folder of its own."""
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A quick variant in a folder of its own."""
     options = {"epochs": 3, "batch_size": 40, "learning_rate": 0.01, "optimizer": "adam"}
     monkeypatch.setitem(paper.VARIANTS, "tiny", options)
     monkeypatch.chdir(tmp_path)
     # Matrices take seconds to build: tests/test_train.py has them.
     monkeypatch.setattr(evaluate, "fold", functools.partial(cl.fold, strategy="layers"))
-    return {
-        "variant": ("tiny",),
-        "data_root": data_root,
-        "verify": False,
-        "console": QUIET,
-        "say": str,
-    }
 
 
-def test_experiment_keeps_a_row_for_each_cell(tiny: dict[str, Any]) -> None:
-    rows = run_accuracy(1, dataset=["mnist"], **tiny)
+def run(number: int, data_root: Path, *dataset: str, **options: Any) -> list[Row]:
+    places: Any = {"data_root": data_root, "verify": False, "dataset": dataset or ("mnist",)}
+    chosen = AccuracyOptions(variant=("tiny",), **places, **options)
+    return run_accuracy(number, chosen, say=str, console=Console(quiet=True))
+
+
+def test_experiment_keeps_a_row_for_each_cell(data_root: Path) -> None:
+    rows = run(1, data_root)
     assert [row["network"] for row in rows] == list(paper.NETWORKS[1])
     record = json.loads(Path("results/accuracy/accuracy.json").read_text())
     assert record["rows"] == rows
@@ -72,14 +71,14 @@ def test_experiment_keeps_a_row_for_each_cell(tiny: dict[str, Any]) -> None:
     names = {f"{name}-mnist-tiny-seed0" for name in paper.NETWORKS[1]}
     assert {path.name for path in Path("runs").iterdir()} == names
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}
-    assert run_accuracy(1, dataset=["mnist"], **tiny) == rows
+    assert run(1, data_root) == rows
     assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")} == before
 
 
 def test_command_of_a_row_gives_the_same_cell(
-    tiny: dict[str, Any], data_root: Path, monkeypatch: pytest.MonkeyPatch
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = run_accuracy(2, network=["LeNetCL"], dataset=["mnist"], seed=(2, 3), **tiny)
+    rows = run(2, data_root, network=("LeNetCL",), seed=(2, 3))
     row, a, b = rows[0], *(100 * row["accuracy"] for row in rows)
     assert cells(rows)[1][0][-2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f} %"
     words = shlex.split(row["command"])
@@ -91,8 +90,7 @@ def test_command_of_a_row_gives_the_same_cell(
     assert json.loads(Path("other/result.json").read_text())["accuracy"] == row["accuracy"]
 
 
-def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {**tiny, "network": ["LeNet"], "dataset": ["mnist"]}
+def test_interrupted_cell_goes_on(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, saved = run_folder.save_checkpoint, []
 
     def stopping(path: Path, model: Any, optimizer: Any, state: Any) -> None:
@@ -103,15 +101,15 @@ def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.Monk
 
     monkeypatch.setattr(run_folder, "save_checkpoint", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"0 rows kept\. To go on, repeat the command\.$"):
-        run_accuracy(2, **options)
-    run_accuracy(2, **options)
+        run(2, data_root, network=("LeNet",))
+    run(2, data_root, network=("LeNet",))
     assert saved == [1, 2, 3]
 
 
-def test_cell_that_fails_does_not_stop_the_others(tiny: dict[str, Any]) -> None:
+def test_cell_that_fails_does_not_stop_the_others(data_root: Path) -> None:
     message = "every row measured, got the errors above in LeNet, cifar10, tiny, 0; LeNetCL, cifar1"
     with pytest.raises(cl.ConformalError, match=message):
-        run_accuracy(2, dataset=["mnist", "cifar10"], **tiny)
+        run(2, data_root, "mnist", "cifar10")
     rows = json.loads(Path("results/accuracy/accuracy.json").read_text())["rows"]
     assert [row["network"] for row in rows] == ["LeNet", "LeNetCL"]
 
@@ -135,7 +133,6 @@ def test_every_variant_is_a_setting_that_train_takes(name: str) -> None:
         (1, {"network": ["LeNet"]}, "experiment 1 --network: expected one of BaseLinearNet, .*"),
         (2, {"dataset": ["svhn"]}, "--dataset: expected one of mnist, .*, got 'svhn'"),
         (2, {"variant": "best"}, "--variant: expected one of stride1, .*, got 'best'"),
-        (1, {"variant": "modern", "network": ["BaseLinearNet"]}, "expected at least one cell"),
     ],
 )
 def test_names_that_an_experiment_has_not_are_refused(
@@ -143,19 +140,3 @@ def test_names_that_an_experiment_has_not_are_refused(
 ) -> None:
     with pytest.raises(cl.ConformalError, match=message):
         select_cells(number, **options)
-
-
-def test_experiment_on_the_command_line(
-    tiny: dict[str, Any],
-    data_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    words = ["--network", "LeNet", "LeNetCL", "--dataset", "mnist", "--variant", "tiny"]
-    words += ["--no-check", "--data-root", data_root, "--out", "rows"]
-    assert run_command("experiment", 2, *words) == 0
-    lines = Path("rows/accuracy.md").read_text().splitlines()
-    assert [line.split()[1] for line in lines[2:]] == ["LeNet", "LeNetCL"]
-    assert run_command("experiment", 1, "--network", "LeNet") == 1
-    assert "experiment 1 --network: expected one of" in capsys.readouterr().err

@@ -1,10 +1,11 @@
-"""The benchmark against other engines: its rows, its command and its units."""
+"""The benchmark against other engines: its rows, its command, its engines, and costs of deployed networks."""
 
 from __future__ import annotations
 
 import functools
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,32 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.errors import ignored_warnings
 from conformallayers.lab.experiments import bench
-from conformallayers.lab.experiments.bench import Subject, run_bench
+from conformallayers.lab.experiments.bench import (
+    Subject,
+    deployed_relu,
+    multiply_adds,
+    relu_engines,
+    run_bench,
+    weights,
+)
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.options import BenchOptions
 from conformallayers.utils.text import markdown
+from oracle import randomise, relative_error
 from support import run_command
 
 RESULTS = Path(__file__).parents[3] / "results" / "benchmarks"
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, BenchOptions]]:
-    """Replace the measurement by numbers; collect what is measured."""
+def test_command_of_the_record_measures_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     measured: list[tuple[str, BenchOptions]] = []
 
     def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
@@ -37,20 +48,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, BenchOptions]]:
         return [{**row, "batch": batch} for batch in options.batch]
 
     monkeypatch.setattr(bench, "measure", measure)
-    return measured
-
-
-def test_command_of_the_record_measures_the_same(
-    quick: list[tuple[str, BenchOptions]], tmp_path: Path
-) -> None:
     words = ["LeNet", "DkNet 7", "--batch", 1, 64, "--depths", 7, "--executions", 6]
     assert run_command("bench", *words, "--out", tmp_path) == 0
     command = json.loads((tmp_path / "bench.json").read_text())["command"]
     assert command.startswith("conformallayers bench LeNet 'DkNet 7' --batch 1 64 --depths 7")
-    assert [name for name, _ in quick] == ["LeNet", "DkNet 7"]
+    assert [name for name, _ in measured] == ["LeNet", "DkNet 7"]
     assert run_command(*shlex.split(command)[1:], "--out", tmp_path) == 0
-    assert quick[:2] == quick[2:]
+    assert measured[:2] == measured[2:]
+    assert run_command("bench", "Base", "--out", tmp_path) == 0  # rows of earlier runs are kept
     lines = (tmp_path / "bench.md").read_text().splitlines()
+    assert len(lines) == 2 + 4 + 1
     assert lines[0].startswith("| network | batch | eager (ms) | folded (ms) | strategy |")
     line = "64 | 2.000 | 0.500 | conv | folded | eager | 4.00 | 1.0e-07 |"
     assert [lines[3], lines[5]] == [f"| LeNet | {line}", f"| DkNet 7 | {line}"]
@@ -64,27 +71,6 @@ def test_speed_up_is_that_of_the_fastest_fold() -> None:
     assert line[-5:] == ["conv", bench.SESSION, "onnx", "2.00", ""]
     plain = {**row, "times": {"eager": {"median": 1.0}}, "strategy": ""}
     assert bench.cells([plain])[1][0][2:] == ["1.000", "", "", "eager", "", ""]
-
-
-@pytest.mark.usefixtures("quick")
-def test_rows_of_an_earlier_run_are_kept_unless_refused(tmp_path: Path) -> None:
-    run_bench(["DkNet 1"], out=tmp_path)
-    assert len(run_bench(["DkNet 3"], out=tmp_path)["rows"]) == 2
-    assert len(run_bench(["Base"], out=tmp_path, resume=False)["rows"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"names": ["Lenet"]}, r"bench: expected one of Base, .* Did you mean \"LeNet\"\?"),
-        ({"executions": 0}, "bench --executions: expected a value greater than 0, got 0"),
-        ({"batch": (1, -2)}, "bench --batch: expected a value greater than 0, got -2"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(cl.ConformalError, match=message):
-        run_bench(out=tmp_path, **options)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_committed_table_is_that_of_its_record() -> None:
@@ -113,10 +99,62 @@ def test_networks_and_files_are_timed_in_turns(
         **bench.chosen_subjects(["ResNet8", str(file)], ()),
     }
     monkeypatch.setattr(bench, "chosen_subjects", lambda *_: subjects)
-    record = run_bench(out=tmp_path, batch=(2,), executions=1)
+    record = run_bench([], BenchOptions(out=tmp_path, batch=(2,), executions=1), say=str)
     both, plain, folded = record["rows"]
     assert set(both["times"]) == {"eager", "layers", "folded", bench.SESSION}
     assert all(0 < t["low"] <= t["median"] <= t["high"] for t in both["times"].values())
     assert both["error"] < 5e-6
     assert (plain["network"], set(plain["times"]), plain["error"]) == ("ResNet8", {"eager"}, None)
     assert (folded["network"], set(folded["times"])) == (str(file), {"folded", bench.SESSION})
+
+
+def test_engines_that_are_missing_or_differ_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), torch.rand(4, 3)
+    engines, notes = relu_engines(model, x, ("eager", "openvino"))
+    assert list(engines) == ["eager"]
+    assert notes["openvino"].startswith("skipped: ModuleNotFoundError: ")
+    noisy = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).train()
+    torch.manual_seed(0)
+    assert relu_engines(noisy, x, ("eager",))[1]["eager"].startswith("skipped: AssertionError")
+
+
+def test_a_plain_network_runs_in_onnx_runtime() -> None:
+    pytest.importorskip("onnxruntime")
+    model, x = cl.networks.LeNet().eval(), torch.rand(2, 3, 32, 32)
+    with ignored_warnings():
+        engines, notes = relu_engines(model, x, ("onnx",))
+    assert notes == {}
+    result: Any = engines["onnx"]()
+    torch.testing.assert_close(torch.from_numpy(result), model(x).detach())
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "LeNet": {},
+    "MLP": {},
+    "ResNet8": {},
+    "StageReLUNet": {"preset": "base", "depth": 3, "pool": "max"},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_deployed_networks_equal_their_layers(name: str) -> None:
+    model = randomise(getattr(cl.networks, name)(**PLAIN[name]), 1).double().eval()
+    x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        assert relative_error(deployed_relu(model)(x), model(x)) < 1e-12
+
+
+def test_depth_inside_a_stage_costs_nothing() -> None:
+    for kind in ("StageNet", "StageReLUNet"):
+        networks = (getattr(cl.networks, kind)("micro", depth=depth) for depth in (3, 1))
+        deep, flat = (cl.fold(network.eval(), (3, 32, 32)) for network in networks)
+        assert multiply_adds(deep) == multiply_adds(flat) <= 450_000
+        assert weights(deep) <= weights(flat) < 27_000
+
+
+def test_costs_are_those_that_were_written_down() -> None:
+    folds = [cl.fold(one().eval(), (3, 32, 32)) for one in (cl.networks.LeNet, cl.networks.ResNet8)]
+    assert [multiply_adds(one) for one in folds] == [651_720, 12_501_632]
+    # BatchNorms of ResNet8 become biases that are there.
+    assert [weights(one) for one in folds] == [62_006, 78_186 - 480]

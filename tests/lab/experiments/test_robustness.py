@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import conformallayers as cl
 from conformallayers.errors import MissingExtra
 from conformallayers.lab.data.datasets import draw_shapes
 from conformallayers.lab.experiments import robustness
-from conformallayers.lab.experiments.cost import NETWORKS, config_of
+from conformallayers.lab.experiments.cost import ABLATION, NETWORKS, config_of
+from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.experiments.robustness import (
     CONTRASTS,
     CORRUPTIONS,
@@ -27,38 +29,40 @@ from conformallayers.lab.experiments.robustness import (
     run_robustness,
     scaled,
 )
+from conformallayers.lab.options import RobustnessOptions
 from conformallayers.lab.training.train import train
 from runs import few_digits
 from training import QUIET
 
 SEEN = ("StageNet-micro", "StageReLUNet-micro-max")  # networks that see contrast
 UNSEEN = ("LeNetCL", "StageNet-micro-no-offset")
-OPTIONS: dict[str, Any] = {"dataset": "digits", "images": 40}
+Run = Callable[..., list[Row]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("robust") / "runs"
     for name in (*SEEN, *UNSEEN):
-        options = config_of(NETWORKS[name], "digits", 0, epochs=1).model_dump()
+        options = config_of(name, "digits", 0, epochs=1).model_dump()
         del options["dataset"]
         train(dataset=few_digits(), out=folder / f"{name}-digits-seed0", console=QUIET, **options)
     return folder
 
 
 @pytest.fixture
-def options(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(robustness, "load", lambda *names, **options: few_digits())
-    lines: list[str] = []
     monkeypatch.chdir(runs.parent)
-    return {**OPTIONS, "out": tmp_path / "out", "say": lines.append}
+
+    def run_digits(images: int = 40, **options: Any) -> list[Row]:
+        chosen = RobustnessOptions(dataset="digits", out=tmp_path, images=images, **options)
+        return list(run_robustness(chosen, say=str)["rows"])
+
+    return run_digits
 
 
-def test_a_projective_network_without_offset_does_not_see_contrast(
-    options: dict[str, Any],
-) -> None:
-    names = (*SEEN, *UNSEEN)
-    rows = run_robustness(**options, only=names, corruptions=("scaled",))["rows"]
+def test_a_projective_network_without_offset_does_not_see_contrast(run: Run) -> None:
+    rows = run(only=(*SEEN, *UNSEEN), corruptions=("scaled",))
     assert len(rows) == 4 * (1 + 5)
     clean = {row["name"]: row["accuracy"] for row in rows if row["corruption"] == "none"}
     for row in rows:
@@ -69,48 +73,30 @@ def test_a_projective_network_without_offset_does_not_see_contrast(
             assert row["change_of_scores"] > 1e-2
 
 
-def test_corruptions_are_measured_one_by_one_and_kept(options: dict[str, Any]) -> None:
-    try:
-        robustness._package()
-    except MissingExtra as error:
-        pytest.skip(str(error))
-    options = {**options, "only": SEEN, "strengths": (1, 5)}
-    first = run_robustness(**options, corruptions=("pixelate",))["rows"]
+@pytest.mark.usefixtures("package")
+def test_corruptions_are_measured_one_by_one_and_kept(run: Run, tmp_path: Path) -> None:
+    options = {"only": SEEN, "strengths": (1, 5)}
+    first = run(**options, corruptions=("pixelate",))
     kinds = [(row["corruption"], row["strength"]) for row in first]
     assert kinds == [("none", 0)] * 2 + [("pixelate", 1)] * 2 + [("pixelate", 5)] * 2
-    options["say"] = (lines := []).append
-    both = run_robustness(**options, corruptions=("contrast", "pixelate"))["rows"]
+    both = run(**options, corruptions=("contrast", "pixelate"))
     assert both[:6] == first
-    assert ["corruption contrast" in line for line in lines] == [True] * 4
-    names = {path.name for path in options["out"].iterdir()}
+    names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"digits.{suffix}" for suffix in ("json", "md", "png")}
-    header, _, *table = (options["out"] / "digits.md").read_text().splitlines()
+    header, _, *table = (tmp_path / "digits.md").read_text().splitlines()
     assert header == "| network | mean of corruptions | none | contrast | pixelate |"
     assert [line.split()[1] for line in table] == list(SEEN)
     with pytest.raises(cl.ConformalError, match="--images: expected 40 as before, got 20"):
-        run_robustness(**{**options, "images": 20})
+        run(**options, images=20)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"corruptions": ("fogg",)}, 'Did you mean "fog"'),
-        ({"strengths": (6,)}, "--strengths: expected 1 to 5, got 6"),
-        (
-            {"only": ("MLP",)},
-            "a finished run in .*MLP-digits-seed0, .* experiment 5 --only MLP --seeds 0",
-        ),
-    ],
-)
-def test_wrong_options_are_refused(
-    options: dict[str, Any], wrong: dict[str, Any], message: str
-) -> None:
+def test_wrong_options_are_refused(run: Run) -> None:
+    with pytest.raises(cl.ConformalError, match='Did you mean "fog"'):
+        run(corruptions=("fogg",))
+    message = "a finished run in .*MLP-digits-seed0, .* experiment 5 --only MLP --seeds 0"
     with pytest.raises(cl.ConformalError, match=message):
-        run_robustness(**{**options, **wrong})
-
-
-def test_every_network_of_the_experiment_is_known() -> None:
-    assert set(NAMES) <= set(NETWORKS)
+        run(only=("MLP",))
+    assert set(NAMES) <= {*NETWORKS, *ABLATION}
 
 
 def test_table_has_the_mean_over_strengths() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,13 @@ import conformallayers as cl
 from conformallayers.lab import measure as memory
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
+from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.experiments.sweep import fitting_space, parse_space, run_sweep
+from conformallayers.lab.options import SweepOptions
 from conformallayers.lab.training.config import make_config
 from support import run_command
 
-PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
-
-
-def silent(line: str) -> None:
-    pass
+Run = Callable[..., Row]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def small() -> Dataset:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """A search whose accuracy grows with the epoch, and falls with the learning rate."""
     labels = torch.arange(5000) % 10
     images, none = torch.zeros(5000, 1, 2, 2, dtype=torch.uint8), torch.empty(0)
@@ -51,30 +50,35 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
             yield {"epoch": epoch, "validation_accuracy": share}
 
     monkeypatch.setattr(sweep, "epoch_rows", rows)
-    return {"network": "LeNet", "dataset": large, "out": tmp_path / "study", "say": silent}
+
+    def run(dataset: Dataset = large, **options: Any) -> Row:
+        return run_sweep("LeNet", dataset, SweepOptions(out=tmp_path, **options), say=str)
+
+    return run
 
 
 def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_path: Path) -> None:
     lines: list[str] = []
-    record = run_sweep(
-        "LeNetCL", small, trials=3, max_epochs=2, subset=90, validation=20, space=("alpha=spectral",),
-        out=tmp_path, say=lines.append,
-    )  # fmt: skip
+    sizes = {"trials": 3, "max_epochs": 2, "subset": 90, "validation": 20}
+    options = SweepOptions(**sizes, space=("alpha=spectral",), out=tmp_path)
+    record = run_sweep("LeNetCL", small, options, say=lines.append)
     assert record["images"] == {"train": 90, "validation": 20}
-    assert len(record["trials"]) == len([line for line in lines if line.startswith("trial")]) == 3
+    assert len(record["trials"]) == len(lines) == 3
     assert all(row["epochs_run"] >= 1 for row in record["trials"])
-    assert lines[0].startswith("trial 0: complete, ")
+    assert lines[0].startswith("trial 0: trial 0, state COMPLETE, ")
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"study.json", "journal.log", "figure.png"} <= names
+    assert {"study.json", "journal.log", "study.png"} <= names
     assert json.loads((tmp_path / "study.json").read_text()) == record
     assert record["command"].startswith("conformallayers sweep LeNetCL digits --trials 3")
     assert "--space alpha=spectral" in record["command"]
 
 
-def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, Any]) -> None:
-    record = run_sweep(**quick, trials=25)
+def test_search_space_is_the_papers_and_bad_trials_end_early(
+    quick: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "TPESampler", functools.partial(sweep.TPESampler, seed=0))
+    record = quick(trials=25)
     rows = record["trials"]
-    assert len(rows) == 25
     for row in rows:
         assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
         assert paper.EPOCHS[0] <= row["epochs"] <= paper.EPOCHS[1]
@@ -93,56 +97,31 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, An
     assert min(row["epochs_run"] for row in pruned) == 50 // 3**2  # the paper's first level
 
 
-def test_small_data_set_has_a_space_that_fits(quick: dict[str, Any], small: Dataset) -> None:
-    record = run_sweep(**{**quick, "dataset": small}, trials=8, max_epochs=12)
-    for row in record["trials"]:
-        assert 8 <= row["batch_size"] <= record["images"]["train"] == 180
-        assert 1e-4 <= row["learning_rate"] <= 0.1
-    assert min(row["learning_rate"] for row in record["trials"]) < 5e-3  # logarithmic
-
-
-def test_own_space_is_searched_and_kept(quick: dict[str, Any]) -> None:
+def test_own_space_is_searched_and_kept(quick: Run) -> None:
     space = ("learning_rate=1e-5:1e-3:log", "optimizer=sgd", "weight-decay=0,0.1", "epochs=2:3")
-    record = run_sweep(**quick, trials=6, space=space)
+    record = quick(trials=6, space=space)
     for row in record["trials"]:
         assert 1e-5 <= row["learning_rate"] <= 1e-3
         assert row["optimizer"] == "sgd"
         assert row["weight_decay"] in (0.0, 0.1)
         assert row["epochs"] in (2, 3)
         assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
-    assert "--space learning_rate=1e-5:1e-3:log optimizer=sgd" in record["command"]
-    assert (quick["out"] / "figure.png").exists()
     with pytest.raises(cl.ConformalError, match=r"sweep --space: expected \['learning_rate"):
-        run_sweep(**quick, trials=6)
+        quick(trials=6)
 
 
-def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -> None:
-    first = run_sweep(**quick, trials=5)
-    assert run_sweep(**quick, trials=5)["trials"] == first["trials"]
-    rows = run_sweep(**quick, trials=34)["trials"]
-    assert sorted(row["trial"] for row in rows) == list(range(34))
-    assert len({tuple(row[name] for name in PARAMETERS) for row in rows}) == 34
-    other = run_sweep(**{**quick, "out": tmp_path / "other"}, trials=34)
-    keys = ("trial", *PARAMETERS, "validation_accuracy", "state")
-    assert [[row[k] for k in keys] for row in other["trials"]] == [
-        [row[k] for k in keys] for row in rows
-    ]
+def test_study_goes_on_with_new_numbers(quick: Run) -> None:
+    first = quick(trials=5)
+    assert quick(trials=5)["trials"] == first["trials"]
+    rows = quick(trials=12)["trials"]
+    assert sorted(row["trial"] for row in rows) == list(range(12))
+    assert len({row["learning_rate"] for row in rows}) == 12
     with pytest.raises(cl.ConformalError, match="sweep --seed: expected 0 as before, got 1"):
-        run_sweep(**quick, seed=1)
-    with pytest.raises(cl.ConformalError, match="sweep --max-epochs: expected 50 as before"):
-        run_sweep(**quick, max_epochs=20)
-
-
-def test_processes_that_start_together_draw_different_trials(tmp_path: Path) -> None:
-    options = {"max_epochs": 50, "seed": 2**40}
-    studies = [sweep._open_study("together", None, tmp_path, options) for _ in range(2)]
-    space = fitting_space("mnist", 54000, 50)
-    drawn = [study.ask(space).params for study in studies]
-    assert drawn[0] != drawn[1]
+        quick(seed=1)
 
 
 def test_interrupted_study_keeps_its_trials(
-    quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, begun = sweep.epoch_rows, []
 
@@ -154,64 +133,43 @@ def test_interrupted_study_keeps_its_trials(
 
     monkeypatch.setattr(sweep, "epoch_rows", stopping)
     with pytest.raises(KeyboardInterrupt, match="Interrupted: 2 trials kept"):
-        run_sweep(**quick, trials=4)
-    kept = json.loads((quick["out"] / "study.json").read_text())
+        quick(trials=4)
+    kept = json.loads((tmp_path / "study.json").read_text())
     assert [row["state"] for row in kept["trials"]].count("FAIL") == 1
-    assert (quick["out"] / "figure.png").exists()
-    done = [row for row in run_sweep(**quick, trials=4)["trials"] if row["state"] != "FAIL"]
+    assert (tmp_path / "study.png").exists()
+    done = [row for row in quick(trials=4)["trials"] if row["state"] != "FAIL"]
     assert len(done) == 4
 
 
-def test_loss_that_is_no_number_prunes_the_trial(small: Dataset, tmp_path: Path) -> None:
+def test_loss_that_is_no_number_prunes_the_trial(
+    quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def diverging(*arguments: Any) -> Iterator[dict[str, Any]]:
         raise cl.ConformalError("train, epoch 1: expected a finite loss, got nan. Lower it.")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "epoch_rows", diverging)
-        record = run_sweep("LeNet", small, trials=2, out=tmp_path, say=silent)
+    monkeypatch.setattr(sweep, "epoch_rows", diverging)
+    record = quick(trials=2)
     assert record["best"] is None
     assert {row["state"] for row in record["trials"]} == {"PRUNED"}
     assert record["trials"][0]["reason"].endswith("got nan.")
-    assert not (tmp_path / "figure.png").exists()
+    assert not (tmp_path / "study.png").exists()
 
 
-def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
+def test_study_in_a_database(quick: Run, tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     address = f"sqlite:///{tmp_path / 'study.db'}"
-    run_sweep(**quick, trials=2, storage=address)
-    record = run_sweep(**quick, trials=3, storage=address)
-    assert len(record["trials"]) == 3
-    assert not (quick["out"] / "journal.log").exists()
+    quick(trials=2, storage=address)
+    assert len(quick(trials=3, storage=address)["trials"]) == 3
+    assert not (tmp_path / "journal.log").exists()
     with pytest.raises(cl.ConformalError, match="sweep --storage: expected a storage of Optuna"):
-        run_sweep(**quick, storage="nonsense")
-    (quick["out"] / "journal.log").write_text("no journal\n")
-    with pytest.raises(cl.ConformalError, match=r"sweep, .*journal.log: expected a storage"):
-        run_sweep(**quick)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trials": 0}, "sweep --trials: expected a value greater than 0, got 0"),
-        ({"max_epochs": 51}, "sweep --max-epochs: expected at most 50, got 51"),
-        ({"validation": 0.0}, "sweep --validation: expected a value greater than 0"),
-        ({"subset": 9000}, "subset: expected an integer from 1 to 4500, got 9000"),
-    ],
-)
-def test_wrong_options_are_refused(
-    quick: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(cl.ConformalError, match=message):
-        run_sweep(**quick, **options)
-    assert not quick["out"].exists()
+        quick(storage="nonsense")
 
 
 def test_sweep_on_the_command_line(
-    quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    words = ["sweep", "LeNet", "digits", "--trials", "2", "--out", str(quick["out"])]
-    assert run_command(*words) == 0
+    assert run_command("sweep", "LeNet", "digits", "--trials", 2, "--out", tmp_path) == 0
     assert "best: trial" in capsys.readouterr().out.splitlines()[-1]
 
 

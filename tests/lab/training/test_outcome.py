@@ -67,22 +67,13 @@ def test_surest_mistakes_come_first() -> None:
     assert mistakes_figure(images, right, SCORES.softmax(1), "abc", "title") is None
 
 
-@pytest.mark.parametrize(("rates", "scale"), [((1e-3, 2e-3), "linear"), ((1e-3, 1e-5), "log")])
-def test_curves_have_legends_beside_them(rates: tuple[float, ...], scale: str) -> None:
-    rows = [
-        {"epoch": n, "loss": 1.0, "train_accuracy": 0.5, "validation_accuracy": 0.4}
-        | {"learning_rate": rate}
-        for n, rate in enumerate(rates, 1)
-    ]
-    figure = training_figure(rows, "run")
-    figure.canvas.draw()
-    assert figure.axes[2].get_yscale() == scale
-    for axes in figure.axes:
-        assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
-    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == [
-        "training",
-        "validation",
-    ]
+def test_curves_have_the_accuracies_that_are_known() -> None:
+    row = {"epoch": 1, "loss": 1.0, "train_accuracy": 0.5, "validation_accuracy": 0.4}
+    figure = training_figure([{**row, "learning_rate": 0.1}], "run")
+    (line,) = figure.axes[0].lines
+    assert list(line.get_ydata()) == [1.0]
+    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert names == ["train", "validation"]
 
 
 def test_classes_without_names_have_numbers() -> None:

@@ -6,9 +6,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from ...recipe.integer_operations import integer_values
 from ...recipe.places import Array
 from ...testing import relative_error
 from ...utils.text import count, size
-from ..checks import require_choice, require_positive
 from ..data.batches import as_input
 from ..data.datasets import load_test
-from ..experiments.records import Cells, Records, Row
+from ..experiments.records import Cells, Records, Row, Say
 from ..options import DeviceOptions
 from ..training.evaluate import CALIBRATION, calibration_images, check_shape
 from ..training.saved_models import load_model
@@ -83,15 +81,6 @@ def require_tools(where: str) -> None:
         raise refusal(where, "a compiler and an emulator for Cortex-M", got, remedy)
 
 
-def versions() -> dict[str, str]:
-    """Return the version lines of the compiler and the emulator."""
-    lines = {}
-    for name in (COMPILER, EMULATOR):
-        done = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
-        lines[name] = done.stdout.splitlines()[0]
-    return lines
-
-
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
     """Cross-compile the files of ``export_c``, optionally with their self-test, and run images (N, …) one by one."""
     require_tools("device")
@@ -118,28 +107,24 @@ def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> D
     )
 
 
-def _macros(made: CExport) -> list[str]:
-    """Return compiler flags that tell the sources in ``board`` the names of the network."""
+def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
+    """Write board.elf; return its bytes of flash and of static memory."""
     macro = made.name.upper()
-    words = {
+    # The names of the network, for the sources in the folder "board".
+    names = {
         "MODEL_HEADER": f'"{made.header.name}"',
         "MODEL_INPUTS": f"{macro}_INPUT_SIZE",
         "MODEL_OUTPUTS": f"{macro}_OUTPUT_SIZE",
         "MODEL_PREDICT": f"{made.name}_predict",
     }
-    flags = [f"-D{key}={word}" for key, word in words.items()]
-    return [*flags, f"-I{made.header.resolve().parent}"]
-
-
-def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
-    """Write board.elf; return its bytes of flash and of static memory."""
-    command = [COMPILER, *MACHINE, *_FLAGS, *_macros(made)]
+    command = [COMPILER, *MACHINE, *_FLAGS, f"-I{made.header.resolve().parent}"]
+    command += [f"-D{key}={word}" for key, word in names.items()]
     if self_test:
-        command += [f"-DMODEL_SELF_TEST={made.name}_self_test", f"-D{made.name.upper()}_SELF_TEST"]
-    with resources.as_file(resources.files(__package__) / "board") as board:
-        command += [str(board / "board.c"), str(made.source.resolve())]
-        command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
-        _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
+        command += [f"-DMODEL_SELF_TEST={made.name}_self_test", f"-D{macro}_SELF_TEST"]
+    board = Path(__file__).with_name("board")
+    command += [str(board / "board.c"), str(made.source.resolve())]
+    command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
+    _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
     # Initialised data takes flash, from which it is copied at the start, and RAM.
     text = _run([SIZE, "board.elf"], folder, "measure board.elf")
     code, data, bss = map(int, re.findall(r"\d+", text.splitlines()[1])[:3])
@@ -148,41 +133,24 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
 
 def _run(command: list[str], folder: Path, task: str) -> str:
     """Run a command; return its output."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST,
-    )
+    how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=folder, timeout=_LONGEST, **how)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise ConformalError(f"device: could not {task}: exit status {done.returncode}. {said}")
-    return done.stdout
+    return str(done.stdout)
 
 
 # -- records --------------------------------------------------------------------------------------
 
 
-def run_devices(
-    networks: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
-) -> Row:
-    """Run networks on test images in an emulated Cortex-M4; write devices.json and devices.md.
-
-    Args:
-        networks: names of the zoo, files or run folders; ``NETWORKS`` if empty.
-        say: receives one line for each network.
-        **options: fields of :class:`conformallayers.lab.options.DeviceOptions`.
-    """
-    chosen = DeviceOptions(**options)
-    require_positive("device", chosen, "images")
-    require_choice("device --dtype", chosen.dtype, ("float32", INT8), "Name one of them.")
+def run_devices(networks: Sequence[str], options: DeviceOptions, say: Say = print) -> Row:
+    """Run networks, ``NETWORKS`` if there are none, on test images in an emulated Cortex-M4; return the record."""
     require_tools("device")
-    records = Records("device", chosen, "devices", ("name", "dtype"), cells=cells, say=say)
+    records = Records("device", options, "devices", ("name", "dtype"), cells, say=say)
     with records:
         for network in networks or NETWORKS:
-            records.add(measure(network, chosen))
+            records.add(measure(network, options))
     return records.record
 
 
@@ -221,7 +189,6 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         "stack": run.stack,
         "instructions": round(float(run.instructions.mean())),
         "multiply_adds": made.multiply_adds,
-        "tools": versions(),
     }
 
 

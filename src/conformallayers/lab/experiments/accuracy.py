@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 
-from ...errors import refusal
 from ..checks import require_choice
 from ..options import AccuracyOptions
 from ..training.config import make_config, resolved
 from ..training.train import train
 from . import paper
 from .paper import Cell
-from .records import Cells, Records, Row, grouped, mean_and_spread
+from .records import Cells, Records, Row, Say, grouped, mean_and_spread
 
 _SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 _KEPT = ("network", "dataset", "seed", "accuracy", *_SETTING, "seconds", "command", "commit")
 
 
 def run_accuracy(
-    number: int,
-    *,
-    say: Callable[[str], object] = print,
-    console: Console | None = None,
-    **options: Any,
+    number: int, options: AccuracyOptions, say: Say = print, console: Console | None = None
 ) -> list[Row]:
-    """Train the missing cells of an experiment, and return the rows of all selected cells.
+    """Train the missing cells of Table I or II, and return the rows of all selected cells.
 
     An interrupted cell continues after its last epoch. A cell that fails, because data is missing
     or the loss is not finite, is named at the end and does not stop the others.
-
-    Args:
-        number: 1 for Table I, 2 for Table II.
-        say: receives one line per cell.
-        console: shows the progress of training; None is the terminal.
-        **options: fields of :class:`conformallayers.lab.options.AccuracyOptions`.
     """
-    chosen = AccuracyOptions(**options)
-    records = Records(
-        f"experiment {number}",
-        chosen,
-        name="accuracy",
-        key=("network", "dataset", "variant", "seed"),
-        cells=cells,
-        say=say,
-    )
-    keys = {
+    command, key = f"experiment {number}", ("network", "dataset", "variant", "seed")
+    records = Records(command, options, "accuracy", key, cells, say=say)
+    found = {
         (cell.network, cell.dataset, variant, seed): cell
-        for seed in chosen.seed
-        for variant in chosen.variant or [None]
-        for cell in select_cells(number, chosen.network, chosen.dataset, variant)
+        for seed in options.seed
+        for variant in options.variant or [None]
+        for cell in select_cells(number, options.network, options.dataset, variant)
     }
     with records:
-        for key, cell in keys.items():
-            records.row(key, partial(_train, cell, *key[2:], chosen, console))
-    return [records.rows[key] for key in keys]
+        for names, cell in found.items():
+            _, _, variant, seed = names
+            records.row(*names, measure=partial(_train, cell, variant, seed, options, console))
+    return [records.rows[names] for names in found]
 
 
 def select_cells(
@@ -75,25 +57,22 @@ def select_cells(
         ['mnist', 'cifar10']
     """
     networks = paper.NETWORKS[number]
-    known = {"variant": paper.VARIANTS, "network": networks, "dataset": paper.DATASETS}
-    given = {"variant": [variant] if variant else [], "network": network, "dataset": dataset}
-    for option, names in given.items():
+    for option, names, known in (
+        ("variant", [variant] if variant else [], paper.VARIANTS),
+        ("network", network, networks),
+        ("dataset", dataset, paper.DATASETS),
+    ):
         for name in names:
             where = f"experiment {number} --{option}"
-            require_choice(where, name, known[option], "Name one of them.")
-    # A linear network has no training preset.
-    fits = [name for name in networks if (name, variant) != ("BaseLinearNet", "modern")]
-    found = [
+            require_choice(where, name, known, "Name one of them.")
+    return [
         cell
         for cell in paper.CELLS
-        if cell.network in fits
-        and cell.network in (network or networks)
+        if cell.network in (network or networks)
+        and cell.network in networks
         and cell.dataset in (dataset or paper.DATASETS)
+        and (cell.network, variant) != ("BaseLinearNet", "modern")  # it has no training preset
     ]
-    if not found:
-        where, remedy = f"experiment {number}", "Name other networks or variants."
-        raise refusal(where, "at least one cell", "none that fits all options", remedy)
-    return found
 
 
 def _train(

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import logging
 import shlex
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ... import networks
+from ...container import ConformalLayers, layer_by_layer
 from ...errors import ConformalError, cause_line, ignored_warnings
 from ...folding.fold import fold
 from ...folding.folded import Folded
+from ...networks import IMAGE_SHAPE
 from ...networks.stages import PRESETS
+from ...recipe.onnx.export import inference_session
 from ...session import Session
 from ...testing import fold_error
 from ...zoo.catalogue import network_files
-from ..checks import require_choice, require_positive, torch_settings
+from ..checks import require_choice, torch_settings
 from ..measure import interleave
 from ..options import BenchOptions
 from ..training.saved_models import load_model
-from .engines import deployed_relu, relu_engines, run_module
-from .records import Cells, Records, Row
+from .records import Cells, Records, Row, Say
 
+Engine = Callable[[], object]
 LAYERS, FOLDED, SESSION = "layers", "folded", "session-onnxruntime"
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
 
@@ -39,27 +44,16 @@ class Subject(NamedTuple):
     folded: Folded | None = None
 
 
-def run_bench(
-    names: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
-) -> Row:
-    """Measure networks and write bench.json and bench.md.
-
-    Args:
-        names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, of the zoo, and paths of folds
-            and training runs; all networks if empty.
-        say: receives a line for each row.
-        **options: fields of :class:`conformallayers.lab.options.BenchOptions`.
-    """
-    chosen = BenchOptions(**options)
-    require_positive("bench", chosen, "batch", "depths", "executions", "threads")
-    subjects = chosen_subjects(names, chosen.depths)
+def run_bench(names: Sequence[str], options: BenchOptions, say: Say = print) -> Row:
+    """Measure networks by their names, all if there are none, and return the record."""
+    subjects = chosen_subjects(names, options.depths)
     command = shlex.join(["bench", *names])
-    records = Records(command, chosen, "bench", ("network", "batch"), cells=cells, say=say)
+    records = Records(command, options, "bench", ("network", "batch"), cells, say=say)
     logging.getLogger("torch").setLevel(logging.ERROR)
     # Exporters warn of their own deprecations.
-    with ignored_warnings(), torch_settings(chosen.threads), records:
+    with ignored_warnings(), torch_settings(options.threads), records:
         for name, subject in subjects.items():
-            for row in measure(name, subject, chosen):
+            for row in measure(name, subject, options):
                 records.add(row)
     return records.record
 
@@ -70,13 +64,13 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
         "Base": Subject(networks.BaseReSProNet, networks.BaseReLUNet),
         "LeNet": Subject(networks.LeNetCL, networks.LeNet),
         "D3ModNet": Subject(networks.D3ModNetCL, networks.D3ModNet),
+        "ResNet8": Subject(relu=networks.ResNet8),
     }
     for k in depths:
         known[f"DkNet {k}"] = Subject(partial(networks.DkNetCL, k), partial(networks.DkNet, k))
     for preset in PRESETS:
         stage, twin = networks.StageNet, networks.StageReLUNet
         known[f"StageNet-{preset}"] = Subject(partial(stage, preset), partial(twin, preset))
-    known["ResNet8"] = Subject(relu=networks.ResNet8)
     choices = (*known, *sorted(network_files()))
     for name in names:
         if name not in known and not Path(name).exists():
@@ -92,28 +86,24 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
     torch.manual_seed(0)
     relu = None if subject.relu is None else deployed_relu(subject.relu().eval())
     conformal = None if subject.conformal is None else subject.conformal().eval()
-    folded = subject.folded
-    if conformal is not None:
-        folded = fold(conformal, networks.IMAGE_SHAPE)
+    folded = subject.folded if conformal is None else fold(conformal, IMAGE_SHAPE)
     rows = []
     for batch in options.batch:
-        shape = networks.IMAGE_SHAPE if folded is None else folded.input_shape
+        shape = IMAGE_SHAPE if folded is None else folded.input_shape
         x = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(batch))
-        x = x if folded is None else x.to(folded.dtype)
         engines, notes = ({}, {}) if relu is None else relu_engines(relu, x)
-        for key, module in ((LAYERS, conformal), (FOLDED, folded)):
-            if module is not None:
-                engines[key] = partial(run_module, module, x)
+        error = None
+        if conformal is not None and folded is not None:
+            engines[LAYERS] = partial(run_module, conformal, x)
+            error = fold_error(conformal, folded, x[:8])
         if folded is not None:
+            x = x.to(folded.dtype)
+            engines[FOLDED] = partial(run_module, folded, x)
             try:
-                # Arrays, as ONNX Runtime gets for the plain network.
                 engines[SESSION] = partial(Session(folded, engine="onnxruntime"), x.numpy())
             except ConformalError as refused:
                 notes[SESSION] = f"skipped: {cause_line(refused)}"
         times = interleave(engines, options.executions, budget=_BUDGET)
-        error = None
-        if conformal is not None and folded is not None:
-            error = fold_error(conformal, folded, x[:8])
         rows.append(
             {
                 "network": name,
@@ -134,10 +124,10 @@ def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
         >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-onnxruntime": 0.4})
         ('session-onnxruntime', 'onnx')
     """
-    order = sorted(times, key=lambda name: times[name])
-    folds = [name for name in order if name in (FOLDED, SESSION)]
-    others = [name for name in order if name not in (FOLDED, SESSION, LAYERS)]
-    return next(iter(folds), None), next(iter(others), None)
+    folds = [name for name in times if name in (FOLDED, SESSION)]
+    others = [name for name in times if name not in (FOLDED, SESSION, LAYERS)]
+    ours, other = (min(names, key=times.__getitem__, default=None) for names in (folds, others))
+    return ours, other
 
 
 def cells(rows: Sequence[Row]) -> Cells:
@@ -155,3 +145,91 @@ def cells(rows: Sequence[Row]) -> Cells:
         line.append(f"{medians[other] / medians[ours]:.2f}" if ours and other else "")
         lines.append([*line, "" if row["error"] is None else f"{row['error']:.1e}"])
     return header, lines
+
+
+# -- engines: functions without arguments that run one batch; and the costs of a fold ---------------
+
+
+def run_module(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
+    with torch.inference_mode(), layer_by_layer():
+        y: Tensor = model(x)
+    return y
+
+
+def multiply_adds(folded: Folded) -> int:
+    """Return the multiply-adds of one image, half the operations that torch's FlopCounterMode counts."""
+    x = torch.zeros(1, *folded.input_shape, dtype=folded.dtype)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        folded(x)
+    return int(counter.get_total_flops()) // 2
+
+
+def weights(folded: Folded) -> int:
+    """Return the number of stored constants."""
+    return sum(array.numel() for array in folded.recipe.constants.values())
+
+
+def has_conformal_layers(network: nn.Module) -> bool:
+    """Tell whether a network has ConformalLayers to fold."""
+    return any(isinstance(module, ConformalLayers) for module in network.modules())
+
+
+def deployed_relu(network: nn.Module) -> nn.Module:
+    """Return a plain network as it is deployed: with a BatchNorm, its fold, which merges linear layers."""
+    norms = (isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    return fold(network, IMAGE_SHAPE) if any(norms) else network
+
+
+def relu_engines(
+    model: nn.Module, x: Tensor, names: Sequence[str] = ("eager", "compile", "onnx", "openvino")
+) -> tuple[dict[str, Engine], dict[str, str]]:
+    """Return the engines of a plain network that are installed and agree, and why others are skipped."""
+    builders: dict[str, Callable[[nn.Module, Tensor], Engine]] = {
+        "eager": lambda net, x: partial(run_module, net, x),
+        "compile": _compiled,
+        "onnx": _onnxruntime,
+        "openvino": _openvino,
+    }
+    engines: dict[str, Engine] = {}
+    notes: dict[str, str] = {}
+    expected = run_module(model, x)
+    for name in names:
+        try:
+            run = builders[name](model, x)
+            torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=1e-3, atol=1e-4)
+            engines[name] = run
+        except Exception as error:  # one broken engine must not stop the comparison
+            notes[name] = f"skipped: {cause_line(error)}"
+    return engines, notes
+
+
+def _compiled(model: nn.Module, x: Tensor) -> Engine:
+    torch._dynamo.reset()  # or else many networks exceed the limit of recompilations
+    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+    return partial(run_module, compiled, x)
+
+
+def _onnxruntime(model: nn.Module, x: Tensor) -> Engine:
+    import onnxruntime
+
+    # The other exporter, which torch prefers and warns for, needs onnxscript.
+    with ignored_warnings(), tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
+        path = f"{folder}/relu.onnx"
+        torch.onnx.export(model, (x,), path, dynamo=False)
+        session = inference_session(onnxruntime, path)
+    feed = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: session.run(None, feed)[0]
+
+
+def _openvino(model: nn.Module, x: Tensor) -> Engine:
+    import openvino
+
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": "f32",  # the default may be bfloat16
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    converted = openvino.convert_model(model, example_input=x, input=[tuple(x.shape)])
+    request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
+    return lambda: request.infer([x.numpy()])[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import conformallayers as cl
 
 from ...utils.files import write_json
 from ...utils.text import table
-from ..checks import make_folder, torch_settings
+from ..checks import torch_settings
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
 from ..measure import interleave
@@ -81,16 +80,12 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).double().mean())
 
 
-def relu_twin(model: nn.Sequential) -> nn.Sequential:
-    """Return the same stack with ReLU for ReSPro, to compare its time."""
-    features: Any = model[0]
-    layers = [nn.ReLU() if isinstance(layer, cl.ReSPro) else layer for layer in features]
-    return nn.Sequential(*layers, *list(model)[1:]).eval()
-
-
 def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> Row:
     """Run both paths on the test images; return accuracies, differences and times."""
-    paths = {"layers": model.eval(), "folded": folded, "relu": relu_twin(model)}
+    features: Any = model[0]
+    layers = [nn.ReLU() if isinstance(layer, cl.ReSPro) else layer for layer in features]
+    relu = nn.Sequential(*layers, *list(model)[1:]).eval()
+    paths = {"layers": model.eval(), "folded": folded, "relu": relu}
     times: Row = {}
     with torch.no_grad(), cl.layer_by_layer():
         layered, direct = model(data.test_images), folded(data.test_images)
@@ -113,41 +108,28 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> Row:
 
 def run_demo(out: Path, *, epochs: int = 20, seed: int = 0, depth: int = 6) -> Row:
     """Run the demo, write figures and ``metrics.json`` into a folder, and return its metrics."""
-    console, started = Console(), time.monotonic()
+    console = Console()
     with torch_settings(1, seed):  # more threads do not speed up layers this small
         data, model = digits(), build_model(depth)
-        make_folder("demo --out", out)
+        out.mkdir(parents=True, exist_ok=True)
         progress = track(train(model, data, epochs), "training", epochs, console=console)
         history = list(progress)
         folded = cl.fold(model, SHAPE)
         console.print(f"\nFolded {depth} convolutions and {depth} activations:")
         console.print(str(folded.explain()), markup=False, highlight=False, soft_wrap=True)
-        metrics = {
-            "options": {"epochs": epochs, "seed": seed, "depth": depth},
-            "version": cl.__version__,
-            "samples": {"train": len(data.train_labels), "test": len(data.test_labels)},
-            **compare(model, folded, data),
-            "history": history,
-        }
-        _draw(model, history, depth, out)
-    metrics["seconds"] = time.monotonic() - started
+        options = {"epochs": epochs, "seed": seed, "depth": depth}
+        metrics = {"options": options, **compare(model, folded, data), "history": history}
+        # Up to the first layer of the head, which folds into M.
+        front = cl.fold(model[:3], SHAPE)
+    title = f"{depth} convolutions, {depth} ReSPro and a linear layer"
+    figures.save(figures.respro_curve(), out, "respro")
+    figures.save(figures.training_figure(history, "Training, layer by layer"), out, "training")
+    drawn = figures.folded_arrays(front.matrix(), front.forms()[0], title)
+    figures.save(drawn, out, "folded")
     write_json(out / "metrics.json", metrics)
     console.print(f"\n{_summary(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Wrote figures and metrics.json to {out}/", highlight=False, soft_wrap=True)
     return metrics
-
-
-def _draw(model: nn.Sequential, history: list[Row], depth: int, folder: Path) -> None:
-    # Up to the first layer of the head, which folds into M.
-    folded = cl.fold(model[:3], SHAPE)
-    title = f"{depth} convolutions, {depth} ReSPro and a linear layer"
-    drawn = {
-        "respro": figures.respro_curve(),
-        "training": figures.training_figure(history, "Training, layer by layer"),
-        "folded": figures.folded_arrays(folded.matrix(), folded.forms()[0], title),
-    }
-    for name, figure in drawn.items():
-        figures.save(figure, folder, name)
 
 
 def _summary(metrics: Row) -> str:
@@ -159,6 +141,5 @@ def _summary(metrics: Row) -> str:
         rows.append([f"time per image, batch {batch}", layers, folded, ratio, relu])
     difference = f"{metrics['largest_relative_difference']:.1e}"
     rows.append(["largest relative difference", "", difference, "", ""])
-    header = [f"on {metrics['samples']['test']} test images"]
-    header += ["layer by layer", "folded", "ratio", "with ReLU, untrained"]
+    header = ["on test images", "layer by layer", "folded", "ratio", "with ReLU, untrained"]
     return table(header, rows)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -14,44 +13,26 @@ from torch import nn
 from ... import networks
 from ...folding.fold import fold
 from ...testing import fold_error
-from ..checks import require_positive, torch_settings
+from ..checks import torch_settings
 from ..measure import interleave
 from ..options import DepthOptions
 from ..report import figures
-from .engines import run_module
-from .records import Cells, Records, Row
+from .bench import run_module
+from .records import Cells, Records, Row, Say
 
-RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
-_STYLES = {
-    RELU: {"color": figures.ORANGE, "marker": "s"},
-    LAYERS: {"color": figures.BLUE, "marker": "v"},
-    FOLDED: {"color": figures.GREEN, "marker": "o"},
-}
+RELU, LAYERS, FOLDED = PATHS = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
 
 
-def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
-    """Time the three paths at each depth in turn, with random weights and pixels.
-
-    Args:
-        say: receives one line per depth.
-        **options: fields of :class:`conformallayers.lab.options.DepthOptions`.
-    """
-    chosen = DepthOptions(**options)
-    require_positive("experiment 3", chosen, "depths", "batch", "executions")
+def run_depth(options: DepthOptions, say: Say = print) -> Row:
+    """Time the three paths at each depth in turn, with random weights and pixels; return the record."""
+    figure = partial(depth_figure, batch=options.batch)
+    settings = ("batch", "executions", "threads")
     records = Records(
-        "experiment 3",
-        chosen,
-        name="times",
-        key=("depth",),
-        cells=cells,
-        figure=partial(depth_figure, batch=chosen.batch),
-        figure_name="figure",
-        settings=("batch", "executions", "threads"),
-        say=say,
+        "experiment 3", options, "times", ("depth",), cells, figure, settings=settings, say=say
     )
-    with torch_settings(chosen.threads), records:
-        for depth in chosen.depths:
-            records.row(depth, partial(measure, depth, chosen))
+    with torch_settings(options.threads), records:
+        for depth in options.depths:
+            records.row(depth, measure=partial(measure, depth, options))
     return records.record
 
 
@@ -79,24 +60,19 @@ def cells(rows: Sequence[Row]) -> Cells:
     """Return a table of the medians, and of the time of DkNet over that of the fold."""
     lines = []
     for row in sorted(rows, key=lambda row: int(row["depth"])):
-        times = [row["milliseconds"][name]["median"] for name in _STYLES]
+        times = [row["milliseconds"][name]["median"] for name in PATHS]
         lines.append([str(row["depth"]), *(f"{t:.2f}" for t in (*times, times[0] / times[-1]))])
-    return ["k", *(f"{name}, ms" for name in _STYLES), f"{RELU} / folded"], lines
+    return ["k", *(f"{name}, ms" for name in PATHS), f"{RELU} / folded"], lines
 
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
-    """Plot the time per batch against depth with quartiles, one line per path."""
-    rows = sorted(rows, key=lambda row: int(row["depth"]))
-    depths = [row["depth"] for row in rows]
+    """Plot the median time per batch against depth, one line per path."""
     with figures.styled(6.8, 4.4) as (figure, axes):
-        for name, style in _STYLES.items():
-            found = [row["milliseconds"][name] for row in rows]
-            median, low, high = ([t[key] for t in found] for key in ("median", "low", "high"))
-            (line,) = axes.plot(depths, median, markersize=4, label=name, **style)
-            axes.fill_between(depths, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        lines = {
+            name: [(row["depth"], row["milliseconds"][name]["median"]) for row in rows]
+            for name in PATHS
+        }
+        figures.draw_lines(axes, lines)
         axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        figures.plain_ticks(axes.yaxis)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3, which="both")
         figures.legend_below(figure, axes, 3)
     return figure

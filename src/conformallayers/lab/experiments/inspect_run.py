@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -15,45 +13,35 @@ from torch import Tensor
 from ...errors import refusal
 from ...inspection import Form, Inspection, Terms, inspect
 from ...utils.files import replace_file
-from ..checks import make_folder, require_positive
 from ..data.batches import as_input, from_images
 from ..data.datasets import load_test
 from ..options import InspectOptions
 from ..report import figures
 from ..training.saved_models import load_model
-from .engines import has_conformal_layers
+from .bench import has_conformal_layers
 
-TABLES = "inspect.txt"
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 
 
-def run_inspect(run: str | os.PathLike[str], **options: Any) -> Inspection:
-    """Inspect a trained network on the first test images of a data set; write tables and figures into a folder.
-
-    Args:
-        run: the folder of a run, or a checkpoint.
-        **options: fields of :class:`conformallayers.lab.options.InspectOptions`.
-    """
-    chosen = InspectOptions(**options)
-    require_positive("inspect", chosen, "samples")
+def run_inspect(run: Path, options: InspectOptions) -> Inspection:
+    """Inspect a trained network on the first test images of a data set; write tables and figures into a folder."""
     loaded = load_model(run, "inspect")
     shape = loaded.shape
     if loaded.config is None or not has_conformal_layers(loaded.module):
         remedy = "Name a run of conformallayers train: a fold has no layers any more."
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
-    folder = loaded.path.absolute().parent.name
-    out = chosen.out or Path("results/inspect") / folder
-    make_folder("inspect --out", out)
-    how: Any = {"verify": chosen.verify, "where": "inspect"}
+    out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
+    out.mkdir(parents=True, exist_ok=True)
+    how: Any = {"verify": options.verify, "where": "inspect"}
     notes = loaded.about, loaded.labels, shape
-    dataset = load_test(chosen.dataset, *notes, chosen.data_root, **how)
-    x = as_input(dataset.test_images[: chosen.samples], shape=shape)
+    dataset = load_test(options.dataset, *notes, options.data_root, **how)
+    x = as_input(dataset.test_images[: options.samples], shape=shape)
     found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
     title = f"{loaded.about.get('network', 'network')}, {Path(dataset.name).name}"
     for file, figure in inspection_figures(found, title).items():
         figures.save(figure, out, file)
-    replace_file(out / TABLES, [f"{found}\n".encode()])
+    replace_file(out / "inspect.txt", [f"{found}\n".encode()])
     return found
 
 
@@ -86,10 +74,8 @@ def spectrum_figure(forms: Sequence[Form], title: str) -> Figure:
     """Draw the eigenvalues of each form on a logarithmic axis."""
     with figures.styled(6.4, 4.2) as (figure, axes):
         for number, form in enumerate(forms, 1):
-            label = f"Q{number}: effective rank {form.effective_rank:.0f}"
-            axes.plot(
-                form.eigenvalues.clamp_min(1e-8 * form.eigenvalues.max()).cpu().numpy(), label=label
-            )
+            values = form.eigenvalues.clamp_min(1e-8 * form.eigenvalues.max()).cpu()
+            axes.plot(values, label=f"Q{number}: effective rank {form.effective_rank:.0f}")
         axes.set(xlabel="number", ylabel="eigenvalue of Q", yscale="log", title=title)
         axes.grid(alpha=0.3)
         figures.legend_below(figure, axes)
@@ -97,19 +83,13 @@ def spectrum_figure(forms: Sequence[Form], title: str) -> Figure:
 
 
 def terms_figure(terms: Terms, title: str) -> Figure:
-    """Draw the mean shares of the denominator's terms as one bar, with their standard deviations in the legend."""
+    """Draw the mean shares of the denominator's terms as bars, with their standard deviations."""
     shares = 100 * terms.shares.cpu()
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.9, shares.shape[1]))
-    start = 0.0
     with figures.styled(7.2, 2.6) as (figure, axes):
-        for name, values, colour in zip(terms.names, shares.T, colours, strict=True):
-            mean = float(values.mean())
-            label = f"{name}: {mean:.1f} ± {float(values.std(correction=0)):.1f} %"
-            axes.barh(0, mean, left=start, color=colour, edgecolor="white", label=label)
-            start += mean
-        axes.set(xlabel="share of the denominator (%)", xlim=(0, 100), yticks=[])
+        means, spreads = shares.mean(0).numpy(), shares.std(0, correction=0).numpy()
+        axes.barh(terms.names, means, xerr=spreads)
+        axes.set(xlabel="share of the denominator (%)")
         axes.set(title=f"{title}: mean and spread over {len(shares)} images")
-        figures.legend_below(figure, axes, 3)
     return figure
 
 
@@ -120,9 +100,7 @@ def image_figure(images: Tensor, labels: Sequence[str], title: str) -> Figure:
         for axes in np.ravel(grid):
             axes.set_axis_off()
         for axes, image, label in zip(np.ravel(grid), images, labels, strict=False):
-            values = image.sum(0).cpu().numpy()
-            peak = abs(values).max() or 1.0
-            axes.imshow(values / peak, cmap="PuOr", vmin=-1, vmax=1)
+            figures.draw_signed(axes, image.sum(0))
             axes.set_title(label, fontsize=8, pad=2)
         figure.suptitle(title, fontsize=10)
     return figure

@@ -14,14 +14,12 @@ OPTIMIZERS = ("adam", "rmsprop")
 HYPERBAND = {"max_iter": 50, "s": 2, "eta": 3}
 
 # Experiments III and IV, quoted from the text.
-DEPTH_CLAIM = (
-    "For k = 1, DkNet is almost 6× faster than DkNetCL. For k ≥ 9, the ConformalLayers-based CNN becomes more "
-    "profitable. Constant inference times of DkNetCL; DkNet's grow linearly with k."
-)
-BATCH_CLAIM = (
-    "On a GPU with 4 GB, D3ModNet holds up to 14K images, D3ModNetCL up to 89K. "
-    "D3ModNetCL is about 1.16 times faster."
-)
+CLAIMS = {
+    "experiment 3": "For k = 1, DkNet is almost 6× faster than DkNetCL. For k ≥ 9, the ConformalLayers-based CNN "
+    "becomes more profitable. Constant inference times of DkNetCL; DkNet's grow linearly with k.",
+    "experiment 4": "On a GPU with 4 GB, D3ModNet holds up to 14K images, D3ModNetCL up to 89K. "
+    "D3ModNetCL is about 1.16 times faster.",
+}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 from unittest import mock
@@ -16,24 +17,23 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...errors import ignored_warnings, missing_extra, refusal
+from ...errors import ignored_warnings, missing_extra
 from ...nn.extra_layers import Centre
 from ...testing import relative_error
-from ..checks import require_choice, require_positive, torch_settings
+from ..checks import require_choice, torch_settings
 from ..data.batches import as_input, derive_seed
-from ..data.datasets import Dataset, load
+from ..data.datasets import load
 from ..options import RobustnessOptions
 from ..report import figures
 from ..training.evaluate import accuracy
-from .cost import named
-from .records import Cells, Records, Row, grouped
+from .cost import load_runs
+from .records import Cells, Records, Row, Say, grouped
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
     *("motion_blur", "zoom_blur", "snow", "frost", "fog", "brightness", "contrast"),
     *("elastic_transform", "pixelate", "jpeg_compression"),
 )
-STRENGTHS = (1, 2, 3, 4, 5)
 CONTRASTS = (0.4, 0.3, 0.2, 0.1, 0.05)  # of the corruption "contrast", by strength
 # No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
@@ -46,58 +46,41 @@ _COMPARED = 256  # images whose scores are compared
 _WHERE = "experiment 6"
 
 
-def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> Row:
-    """Measure trained networks on corrupted test images; write rows, table and figure.
-
-    Args:
-        say: receives one line per row.
-        **options: fields of :class:`conformallayers.lab.options.RobustnessOptions`.
-    """
-    chosen = RobustnessOptions(**options)
-    require_positive(_WHERE, chosen, "images", "threads")
-    kinds = chosen.corruptions or (*CORRUPTIONS, SCALED)
+def run_robustness(options: RobustnessOptions, say: Say = print) -> Row:
+    """Measure trained networks on corrupted test images; return the record."""
+    kinds = options.corruptions or (*CORRUPTIONS, SCALED)
     for kind in kinds:
         require_choice(f"{_WHERE} --corruptions", kind, (*CORRUPTIONS, SCALED), "Name one of them.")
-    for strength in chosen.strengths:
-        if strength not in STRENGTHS:
-            remedy = "5 is the strongest."
-            raise refusal(f"{_WHERE} --strengths", "1 to 5", str(strength), remedy)
-    models = {
-        one.name: one.load(chosen.dataset, 0, _WHERE).module
-        for one in named(f"{_WHERE} --only", chosen.only or NAMES)
-    }
-    data = load(chosen.dataset, chosen.data_root, verify=chosen.verify)
+    runs = load_runs(options.only or NAMES, options.dataset, 0, _WHERE)
+    data = load(options.dataset, options.data_root, verify=options.verify)
+    labels = data.test_labels[: options.images]
+    key, settings = ("corruption", "strength", "name"), ("dataset", "images")
     records = Records(
-        *(_WHERE, chosen, chosen.dataset, ("corruption", "strength", "name")),
-        cells=cells,
-        figure=strength_figure,
-        settings=("dataset", "images"),
+        *(_WHERE, options, options.dataset, key, cells, strength_figure),
+        settings=settings,
         say=say,
     )
-    # Images are corrupted once for all networks, and kept for one corruption and strength only.
-    draw = lru_cache(maxsize=1)(partial(_images, data, chosen.images))
-    cases = [(CLEAN, 0), *((kind, strength) for kind in kinds for strength in chosen.strengths)]
-    with torch_settings(chosen.threads), records:
-        for kind, strength in cases:
-            for name, model in models.items():
-                key = (kind, strength, name)
-                records.row(key, partial(_measure, key, model, draw))
+
+    @lru_cache(maxsize=1)  # for all networks, and for one corruption and strength only
+    def images(kind: str, strength: int) -> Tensor:
+        clean = data.test_images[: options.images]
+        return clean if kind in (CLEAN, SCALED) else corrupted(clean, kind, strength)
+
+    def measure(kind: str, strength: int, name: str) -> Row:
+        model, x = runs[name].module, images(kind, strength)
+        row = {"corruption": kind, "strength": strength, "name": name}
+        if kind == SCALED:
+            return {**row, **_measure_scaled(model, x, labels, strength)}
+        return {**row, "accuracy": accuracy(model, x, labels)}
+
+    with torch_settings(options.threads), records:
+        for kind, strength in [(CLEAN, 0), *product(kinds, options.strengths)]:
+            for name in runs:
+                records.row(kind, strength, name, measure=partial(measure, kind, strength, name))
     return records.record
 
 
-def _images(data: Dataset, count: int | None, kind: str, strength: int) -> tuple[Tensor, Tensor]:
-    images, labels = data.test_images[:count], data.test_labels[:count]
-    return images if kind in (CLEAN, SCALED) else corrupted(images, kind, strength), labels
-
-
-def _measure(
-    key: tuple[str, int, str], model: nn.Module, draw: Callable[..., tuple[Tensor, Tensor]]
-) -> Row:
-    kind, strength, name = key
-    images, labels = draw(kind, strength)
-    row: Row = {"corruption": kind, "strength": strength, "name": name}
-    if kind != SCALED:
-        return {**row, "accuracy": accuracy(model, images, labels)}
+def _measure_scaled(model: nn.Module, images: Tensor, labels: Tensor, strength: int) -> Row:
     means = [module.mean for module in model.modules() if isinstance(module, Centre)]
     mean = means[0] if means else torch.zeros(())
 
@@ -107,8 +90,8 @@ def _measure(
 
     with torch.inference_mode():
         x = as_input(images[:_COMPARED])
-        row["change_of_scores"] = relative_error(run(x), model(x))
-    return {**row, "accuracy": accuracy(run, images, labels)}
+        change = relative_error(run(x), model(x))
+    return {"change_of_scores": change, "accuracy": accuracy(run, images, labels)}
 
 
 def cells(rows: Sequence[Row]) -> Cells:
@@ -136,13 +119,13 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
     titles = {"mean of corruptions": CORRUPTIONS, "contrast": ("contrast",), SCALED: (SCALED,)}
     with figures.styled(9.6, 4.4, columns=3) as (figure, panels):
         for axes, (title, kinds) in zip(panels, titles.items(), strict=True):
-            for index, (name, found) in enumerate(grouped(rows, "name").items()):
+            lines = {}
+            for name, found in grouped(rows, "name").items():
                 drawn = [row for row in found if row["corruption"] in (CLEAN, *kinds)]
-                points = sorted((s, _mean(same)) for s, same in grouped(drawn, "strength").items())
-                axes.plot(*zip(*points, strict=True), **figures.line_style(index, name))
+                lines[name] = [(s, _mean(same)) for s, same in grouped(drawn, "strength").items()]
+            figures.draw_lines(axes, lines)
             axes.set(xlabel="strength", title=title)
             axes.sharey(panels[0])
-            axes.grid(alpha=0.3)
         panels[0].set(ylabel="test accuracy (%)")
         figures.legend_below(figure, panels[0])
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
+from cycler import cycler
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from ...nn.activations import ReSPro
 from ...utils.files import staged_files
-from ...utils.text import count
 
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
-COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F")
-_DECADE = 10.0  # a rate that changes by this factor is drawn on a logarithmic axis
+_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _WRITTEN = 20  # classes up to which the cells of a confusion matrix have numbers
 _NAMED = 60  # classes up to which its axes have names
 _MISTAKES, _COLUMNS = 24, 6
@@ -30,6 +27,7 @@ STYLE: Any = {
     "axes.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.prop_cycle": cycler(color=_COLOURS),
 }
 
 
@@ -52,25 +50,12 @@ def styled(
         yield figure, figure.subplots(rows, columns)
 
 
-class PlainNumbers(LogFormatter):
-    """Label the ticks that LogFormatter would label as 0.01, 1, 200, 1 k, 50 k, 1 M."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        """Return the label of a tick, empty where LogFormatter leaves it out."""
-        return count(x) if super().__call__(x, pos) else ""
-
-
-def plain_ticks(*axes: Any) -> None:
-    """Label the ticks of logarithmic axes with plain numbers."""
-    for axis in axes:
-        axis.set_major_formatter(PlainNumbers())
-        axis.set_minor_formatter(PlainNumbers(minor_thresholds=(1.5, 0.6)))
-
-
-def line_style(index: int, label: str) -> dict[str, Any]:
-    """Return colour, marker and label of a line, for ``Axes.plot``."""
-    colour, marker = COLOURS[index % len(COLOURS)], "sovD^<P"[index % 7]
-    return {"color": colour, "marker": marker, "markersize": 4, "label": label}
+def draw_lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Draw a line with markers through the points (x, y) of each label."""
+    for index, (label, points) in enumerate(lines.items()):
+        xs, ys = zip(*sorted(points), strict=True)
+        axes.plot(xs, ys, marker="sovD^<P"[index % 7], markersize=4, label=label)
+    axes.grid(alpha=0.3)
 
 
 def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
@@ -80,14 +65,19 @@ def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
 
 
+def draw_signed(axes: Any, values: Tensor) -> Any:
+    """Show a matrix (rows, columns) divided by its largest entry, 0 in white; return the image."""
+    array = values.detach().double().cpu()
+    peak = array.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    return axes.imshow((array / peak).numpy(), cmap="PuOr", vmin=-1, vmax=1)
+
+
 def respro_curve() -> Figure:
     """Draw ``y = 2αx/(α² + x²)`` of points with one coordinate, for some α."""
     x = torch.linspace(-4, 4, 401, dtype=torch.float64)
     with styled(6.4, 3.6) as (figure, axes):
-        for alpha, colour in zip((0.5, 1.0, 2.0), COLOURS, strict=False):
-            y = ReSPro(alpha)(x[:, None])[:, 0]
-            axes.plot(x, y, color=colour, label=f"α = {alpha:g}")
-        axes.axhline(0, color="black", linewidth=0.6)
+        for alpha in (0.5, 1.0, 2.0):
+            axes.plot(x, ReSPro(alpha)(x[:, None])[:, 0], label=f"α = {alpha:g}")
         axes.grid(alpha=0.3)
         axes.set(xlabel="x", ylabel="y", title="ReSPro: 1 at x = α, and smaller beyond")
         axes.legend(loc="upper left", frameon=False)
@@ -96,53 +86,34 @@ def respro_curve() -> Figure:
 
 def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
     """Draw M (d_out, d_in) and Q (d_in, d_in) of some layers, each divided by its largest entry."""
-    with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
-        figure = Figure(figsize=(9, 5), layout="compressed")
-        widths = [matrix.shape[1] / matrix.shape[0], 1]  # equal heights
-        left, right = figure.subplots(1, 2, width_ratios=widths)
-        image = left.imshow(_relative(matrix), cmap="PuOr", vmin=-1, vmax=1)
-        right.imshow(_relative(form), cmap="PuOr", vmin=-1, vmax=1)
+    with styled(9, 5, columns=2) as (figure, (left, right)):
+        draw_signed(left, matrix)
+        bar = figure.colorbar(draw_signed(right, form), ax=[left, right], shrink=0.85)
+        bar.set_label("entry / largest entry")
         left.set(title="M: one row an output", xlabel="input pixel", ylabel="output")
         right.set(title="Q: the denominator's form", xlabel="input pixel", ylabel="input pixel")
-        bar = figure.colorbar(image, ax=[left, right], shrink=0.85)
-        bar.set_label("entry / largest entry")
         figure.suptitle(f"{layers} as one map: y = M x / (‖x‖ + xᵀ Q x) + b")
     return figure
 
 
-def _relative(array: Tensor) -> Any:
-    values = array.detach().double().cpu()
-    return (values / values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)).numpy()
-
-
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw loss, known accuracies and learning rate of each epoch; legends are beside the curves."""
-    epochs = [row["epoch"] for row in history]
-    rates = [row["learning_rate"] for row in history]
-    with styled(7.2, 6.0, rows=3) as (figure, (above, middle, below)):
-        style: Any = {"marker": "o", "markersize": 3}
-        above.plot(epochs, [row["loss"] for row in history], color=BLUE, label="training", **style)
-        above.set(ylabel="loss")
-        curves = {
-            "training": ("train_accuracy", BLUE),
-            "validation": ("validation_accuracy", ORANGE),
-            "test": ("test_accuracy", ORANGE),
-        }
-        for label, (key, colour) in curves.items():
-            values = [100 * row[key] for row in history if key in row]
-            if values:
-                middle.plot(epochs[-len(values) :], values, color=colour, label=label, **style)
-        middle.set(ylabel="accuracy (%)")
-        below.plot(epochs, rates, color=GREEN, label="last batch", **style)
-        below.set(ylabel="learning rate", xlabel="epoch")
-        if min(rates) > 0 and max(rates) >= _DECADE * min(rates):
-            below.set_yscale("log")
-        else:
-            below.set_ylim(0, 1.2 * max(rates) or 1.0)
-        for axes in (above, middle, below):
-            axes.grid(alpha=0.3)
+    """Draw loss, known accuracies and learning rate of each epoch."""
+    panels = {
+        "loss": ("loss",),
+        "accuracy": ("train_accuracy", "validation_accuracy", "test_accuracy"),
+        "learning rate": ("learning_rate",),
+    }
+    with styled(7.2, 6.0, rows=3) as (figure, grid):
+        for axes, (label, keys) in zip(grid, panels.items(), strict=True):
+            lines = {
+                key.partition("_")[0]: [(row["epoch"], row[key]) for row in history if key in row]
+                for key in keys
+            }
+            draw_lines(axes, {name: points for name, points in lines.items() if points})
+            axes.set(ylabel=label)
             axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        grid[1].legend(frameon=False)
+        grid[2].set(xlabel="epoch")
         figure.suptitle(_plain(title))
     return figure
 

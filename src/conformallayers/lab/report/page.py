@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import csv
 from collections.abc import Callable, Iterator
-from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
 from ...utils.html import Table, html
 from ..experiments import accuracy, batchsize, bench, cost, depth, paper, robustness
-from ..experiments.records import Cells, Row, read_record, read_rows
+from ..experiments.records import Cells, Row, read_record
 from ..training.run_folder import CONFIG, METRICS, RESULT
 from ..training.train import CONFUSION, MISTAKES, TRAINING
 
@@ -62,8 +61,7 @@ def _source(record: Row) -> str:
     """Return the command, commit and machine of a record."""
     machine = record.get("machine", {})
     details = [f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine]
-    commits = [one[:10] for one in (record.get("commit") or "unknown").split(", ")]
-    return " · ".join([record.get("command", "unknown"), f"commit {', '.join(commits)}", *details])
+    return " · ".join([record["command"], f"commit {record['commit']}", *details])
 
 
 # -- a training run ---------------------------------------------------------------------------------
@@ -72,13 +70,10 @@ def _source(record: Row) -> str:
 def write_run_report(run: Path, out: Path | None = None) -> Path:
     """Write the page of a finished run: ``out``, or ``report.html`` in its folder; return its path."""
     if not (run / RESULT).is_file():
-        got, remedy = f"{run}, no folder", "Check the path: --out of conformallayers train."
-        if run.is_dir():
-            got = f"{run} without {RESULT}"
-            remedy = "Finish the run: conformallayers train with --resume."
-        raise refusal("report RUN", "the folder of a finished run", got, remedy)
-    result = read_record(run / RESULT, "report", "network", "dataset", "command", "samples")
-    config = read_record(run / CONFIG, "report", "network", "dataset")
+        remedy = "Check the path, or finish the run: conformallayers train with --resume."
+        raise refusal("report", "the folder of a finished run", f"{run} without {RESULT}", remedy)
+    result = read_record(run / RESULT, "report")
+    config = read_record(run / CONFIG, "report")
     options = [[key, str(value)] for key, value in config.items() if value not in (None, [], False)]
     network, dataset, samples = config["network"], config["dataset"], result["samples"]
     accuracies = [
@@ -110,70 +105,29 @@ def _csv_table(path: Path) -> Iterator[Table]:
 
 
 class _Section(NamedTuple):
-    """A record below the folder of the results, the command that makes it, its tables and its figure."""
+    """The command that makes a record, a heading, its path below the results, and its table."""
 
-    heading: str
-    about: str
-    path: str
     command: str
+    heading: str
+    path: str
     cells: Callable[[list[Row]], Cells]
-    figure: str = ""
 
 
 _SECTIONS = (
+    _Section("experiment 1", "Accuracy: Tables I and II", "accuracy/accuracy.json", accuracy.cells),
+    _Section("experiment 3", "Time against depth", "experiment3/times.json", depth.cells),
+    _Section("experiment 4", "Time and memory", "experiment4/batches.json", batchsize.cells),
     _Section(
-        heading="Accuracy: Tables I and II",
-        about="On the test images after the last epoch, with the paper's, and the difference in points.",
-        path="accuracy/accuracy.json",
-        command="experiment 1, conformallayers experiment 2",
-        cells=accuracy.cells,
+        *("experiment 4 --memory 4GiB", "Largest batches", "experiment4/limits.json"),
+        batchsize.limit_cells,
     ),
+    _Section("experiment 5", "Accuracy against cost", "experiment5/cifar10.json", cost.cells),
     _Section(
-        heading="Time against depth: experiment 3",
-        about=f"The paper: {paper.DEPTH_CLAIM}",
-        path="experiment3/times.json",
-        command="experiment 3",
-        cells=depth.cells,
-        figure="figure.png",
+        *("experiment 5 --measure", "Times in ONNX Runtime", "experiment5/cifar10-times.json"),
+        cost.time_cells,
     ),
-    _Section(
-        heading="Time and memory: experiment 4",
-        about=f"The paper: {paper.BATCH_CLAIM}",
-        path="experiment4/batches.json",
-        command="experiment 4",
-        cells=batchsize.cells,
-        figure="figure.png",
-    ),
-    _Section(
-        heading="Largest batches: experiment 4",
-        about="Within a memory budget.",
-        path="experiment4/limits.json",
-        command="experiment 4 --memory 4GiB",
-        cells=batchsize.limit_cells,
-    ),
-    _Section(
-        heading="Accuracy against cost: experiment 5",
-        about="CIFAR-10, one budget for all; times in ONNX Runtime with one thread, over LeNet's.",
-        path="experiment5/cifar10.json",
-        command="experiment 5",
-        cells=cost.cells,
-        figure="cifar10.png",
-    ),
-    _Section(
-        heading="Corrupted images: experiment 6",
-        about="Accuracy in per cent on corrupted test images of CIFAR-10, mean over the strengths.",
-        path="experiment6/cifar10.json",
-        command="experiment 6",
-        cells=robustness.cells,
-        figure="cifar10.png",
-    ),
-    _Section(
-        heading="Against other engines",
-        about="Milliseconds per batch; the fastest ReLU counterpart over the fastest fold.",
-        path="benchmarks/bench.json",
-        command="bench",
-        cells=bench.cells,
-    ),
+    _Section("experiment 6", "Corrupted images", "experiment6/cifar10.json", robustness.cells),
+    _Section("bench", "Against other engines", "benchmarks/bench.json", bench.cells),
 )
 
 
@@ -188,37 +142,21 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
     if not results.is_dir():
         remedy = "Run an experiment first, or give the folder that it wrote."
         raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)
-    sections = {
-        one.heading: _checked(one.heading, partial(_measured, results, one)) for one in _SECTIONS
-    }
-    sweeps = "Hyperparameters: the sweep"
-    sections[sweeps] = _checked(sweeps, lambda: list(_studies(results)))
+    sections = {f"{one.heading}: {one.command}": _measured(results, one) for one in _SECTIONS}
+    sections["Hyperparameters: the sweep"] = list(_studies(results))
     title = "ConformalLayers: measured beside the paper"
     return write_page(out or results / "report.html", title, sections)
 
 
-def _checked(heading: str, lay_out: Callable[[], list[Block]]) -> list[Block]:
-    """Lay out a section; refuse records of another form."""
-    try:
-        return lay_out()
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        expected, got = "records of this version", f"another ({type(error).__name__}: {error})"
-        remedy = "Measure it again, or move the file away."
-        raise refusal(f"report, {heading}", expected, got, remedy) from error
-
-
 def _measured(results: Path, section: _Section) -> list[Block]:
-    """Return text, figure, table and source of a record; without it the command that measures it."""
+    """Return figure, table and source of a record; without it the command that measures it."""
     path = results / section.path
     if not path.exists():
-        return [section.about, f"Not measured yet: conformallayers {section.command}"]
-    record = read_record(path, "report", "rows")
-    options: Any = {}
-    if section.cells is cost.cells:
-        options["times"] = read_rows(path.with_name("cifar10-times.json"), "report")
-    blocks: list[Block] = [section.about, Table(*section.cells(record["rows"], **options))]
-    if section.figure:
-        blocks.insert(1, path.with_name(section.figure))
+        return [f"Not measured yet: conformallayers {section.command}"]
+    record = read_record(path, "report")
+    blocks: list[Block] = [path.with_suffix(".png"), Table(*section.cells(record["rows"]))]
+    if section.command in paper.CLAIMS:
+        blocks.insert(0, f"The paper: {paper.CLAIMS[section.command]}")
     return [*blocks, _source(record)]
 
 
@@ -229,7 +167,7 @@ def _studies(results: Path) -> Iterator[Block]:
     if not paths:
         yield "Not measured yet: conformallayers sweep LeNetCL mnist"
     for path in paths:
-        record = read_record(path, "report", "network", "dataset", "trials", "best")
+        record = read_record(path, "report")
         names, best = (record["network"], record["dataset"]), record["best"]
         choices = [("best here", best, best["validation_accuracy"])] if best else []
         choices += [
@@ -244,5 +182,5 @@ def _studies(results: Path) -> Iterator[Block]:
         count = record["images"]["train"]
         yield f"{', '.join(names)}: {len(record['trials'])} trials, {count} training images."
         yield Table(["", *_SETTING, "accuracy"], lines)
-        yield path.with_name("figure.png")
+        yield path.with_suffix(".png")
         yield _source(record)
