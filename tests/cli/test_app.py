@@ -76,7 +76,7 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["report", "--zzz"], "unknown option --zzz.\n"),
         (["bench", "lenet"], 'got \'lenet\'. Name a network; --depths adds depths of DkNet. Did you'),
         (["sweep", "Lenet", "digits"], "conformallayers: network: expected one of MLP, "),
-        (["report", "nope"], "got nope without result.json. Check the path"),
+        (["report", "nope"], "report RUN: expected the folder of a finished run, got nope without"),
         (["experiment", "3", "--depths", "1", "0"], 'Invalid value "0" for --depths'),
         (["train", "StageNet", "digits", "--preset", "smal"], 'micro. Did you mean "small"?'),
         (["demo", "--epochs", "0"], 'Invalid value "0" for --epochs. Must be > 0.'),

@@ -130,12 +130,6 @@ def test_run_is_inspected_timed_and_reported(
     assert "dog é" in page
 
 
-def test_report_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = error_of(capsys, "report", tmp_path)
-    assert "report RUN: expected the folder of a finished run" in text
-    assert "Finish the run" in text
-
-
 def test_stage_net_follows_size_and_classes(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

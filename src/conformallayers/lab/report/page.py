@@ -71,7 +71,9 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
     """Write the page of a finished run: ``out``, or ``report.html`` in its folder; return its path."""
     if not (run / RESULT).is_file():
         remedy = "Check the path, or finish the run: conformallayers train with --resume."
-        raise refusal("report", "the folder of a finished run", f"{run} without {RESULT}", remedy)
+        raise refusal(
+            "report RUN", "the folder of a finished run", f"{run} without {RESULT}", remedy
+        )
     result = read_record(run / RESULT, "report")
     config = read_record(run / CONFIG, "report")
     options = [[key, str(value)] for key, value in config.items() if value not in (None, [], False)]
