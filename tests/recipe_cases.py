@@ -186,31 +186,18 @@ def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
-def _form(kind: type[Operation], **settings: Any) -> Recipe:
+def _banded(size: int, width: int) -> Recipe:
     """Embed, evaluate a form of the input, advance, divide."""
     builder = RecipeBuilder((2, 6))
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
     rows = builder.add(layer.Reshape, unit, name="rows", shape=(12,))
-    if kind is point.QuadraticForm:
-        root = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        constants = {"form": builder.constant("form", root @ root.T)}
-    else:
-        width, size = settings["width"], settings["size"]
-        full, rest = 12 // size - width, width * size
-        band = _constant(builder, "band", full, (width + 1) * size, size)
-        constants = {"band": band, "last": _constant(builder, "last", rest, rest)}
-    n = builder.add(kind, rows, name="n", weight=0.4, **constants, **settings)
-    n = builder.add(layer.Elementwise, n, name="n", function="relu")
+    full, rest = 12 // size - width, width * size
+    fields: dict[str, Any] = {"size": size, "width": width, "weight": 0.4}
+    fields["band"] = _constant(builder, "band", full, (width + 1) * size, size)
+    fields["last"] = _constant(builder, "last", rest, rest)
+    n = builder.add(point.BandedForm, rows, name="n", **fields)
     tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["published"])
     return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=0.7))
-
-
-def _cast() -> Recipe:
-    """Compute in float64 on the way."""
-    builder = RecipeBuilder((4,))
-    exact = builder.add(layer.Cast, INPUT, name="exact", to=layer.WIDE)
-    exact = builder.add(layer.Elementwise, exact, name="exact", function="relu")
-    return builder.recipe(builder.add(layer.Cast, exact, name="y", to=layer.WORKING))
 
 
 def _rebased(rule: str) -> Recipe:
@@ -271,13 +258,8 @@ def _point_cases() -> Cases:
         yield RecipeCase(f"points {rule} offset", partial(_points, rule, offset=2.0))
         for offset in (0.0, 1.5):
             yield RecipeCase(f"stages {rule} {offset}", partial(_stages, rule, offset=offset))
-    yield RecipeCase("quadratic_form", partial(_form, point.QuadraticForm))
-    for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
-        for factor in (False, True):
-            fields = {"size": size, "width": width, "factor": factor}
-            name = f"banded_form {size} {width}" + " factor" * factor
-            yield RecipeCase(name, partial(_form, point.BandedForm, **fields))
-    yield RecipeCase("cast", _cast)
+    for sizes in ((3, 1), (4, 2), (3, 0), (2, 5)):
+        yield RecipeCase(f"banded_form {sizes}", partial(_banded, *sizes))
 
 
 RECIPE_CASES: tuple[RecipeCase, ...] = (

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
+from conformallayers.folding.forms import triangular_factor
 from conformallayers.folding.lower import LOWER, Lowering, lowers
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.folding.strategies.base import (
@@ -268,9 +269,9 @@ class Halves(Strategy):
     def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
         rows, energies, images = add_flatten(builder, x), [], []
         for form in problem.forms.values:
-            scaled, weight = normalised(form)
-            form_of = {"form": builder.constant("form", scaled), "weight": weight}
-            energies.append((builder.add(point.QuadraticForm, rows, name="n", **form_of),))
+            factor, peak = normalised(triangular_factor(form))
+            z = builder.add(layer.Matmul, rows, weight=builder.constant("factor", factor))
+            energies.append((builder.add(point.SumSquares, z, name="n", weight=peak**2),))
         matrix, gain = normalised(problem.matrix)
         for half in matrix.tensor_split(2):
             weight_of = {"weight": builder.constant("half", half)}

@@ -26,7 +26,7 @@ from .. import __version__
 from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
 from .integer_operations import IntegerRebase
-from .layer_operations import Add, Call, Elementwise
+from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Positive, expect
 from .point_operations import FormulaOperation
 from .recipe import Recipe
@@ -40,7 +40,7 @@ OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
 WINDOWS_LIMIT = 2**30  # elements of all windows of a convolution or pooling together
 # Operations that read scalars of samples only; all others read features first.
-_ON_SCALARS = Add, Elementwise, FormulaOperation, IntegerRebase
+_ON_SCALARS = FormulaOperation, IntegerRebase
 _DOCUMENT, _SUM = "conformallayers", "sha256"
 _AGAIN = "Save it again with cl.save of this version, or copy it again."
 

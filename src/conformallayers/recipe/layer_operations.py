@@ -33,7 +33,6 @@ FUNCTIONS = {  # name → number of parameters
     "hardsigmoid": 0,
 }
 PAD_MODES = ("zeros", "reflect", "replicate", "circular")
-WIDE, WORKING = "wide", "working"
 # Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
 # equal products have one sign, so that n entries in float32 lose up to 2.4e-9·n. 5e-6 is promised.
 LONG_ROW, BLOCK = 2**11, 768
@@ -311,17 +310,6 @@ class Permute(Operation):
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(sorted(self.order) == list(range(len(x))), f"order {self.order} of {x}")
         return tuple(x[axis] for axis in self.order)
-
-
-@operation("cast")
-class Cast(Operation):
-    """Convert to float64 (``"wide"``), or back to the dtype of the fold (``"working"``)."""
-
-    to: str
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        expect(self.to in (WIDE, WORKING), f"a cast to {self.to!r:.60}")
-        return x
 
 
 @operation("elementwise")

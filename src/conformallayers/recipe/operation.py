@@ -2,7 +2,7 @@
 
 Values have names. A value is a batch: (B, *shape) for features, (B,) for the scalars of samples. Shapes in
 this folder are those of one sample, without the batch axis. Features have the dtype of the fold; scalars
-and all values behind ``Cast("wide")`` are float64.
+are float64.
 """
 
 from __future__ import annotations

@@ -63,28 +63,13 @@ class Rescale(Operation):
         return (inputs[0], SCALAR, SCALAR, SCALAR)
 
 
-@operation("quadratic_form")
-class QuadraticForm(Operation):
-    """x (n,) → ``weight·xᵀ Q x`` with Q (n, n) written out."""
-
-    form: str = constant()
-    weight: float
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        expect(len(x) == 1, f"a form of {x}")
-        expect_shape(constant(self.form), (*x, *x), "the form")
-        return SCALAR
-
-
 @operation("banded_form")
 class BandedForm(Operation):
-    """x (blocks·size,) → ``weight·xᵀ Q x`` with Q the upper half of a symmetric band of blocks.
+    """x (blocks·size,) → ``weight·‖R x‖²`` with R an upper triangular band of blocks.
 
-    ``band`` (blocks − width, (width + 1)·size, size) holds, for the block row i, the blocks
-    ``Q[i + o, i]`` with o = 0 … width one below the other, doubled for o > 0. ``last``
-    (width·size, width·size) holds the last ``width`` block rows as one matrix L: they give
-    ``rᵀ L r`` with r the last ``width`` blocks of x. With ``factor`` the blocks, none doubled, are those
-    of an upper triangular factor of Q, and the value is ``weight`` times the squared norm of its image.
+    ``band`` (blocks − width, (width + 1)·size, size) holds, for the block row i, the transposed blocks
+    ``R[i, i + o]`` with o = 0 … width one below the other. ``last`` (width·size, width·size) holds the last
+    ``width`` block rows as one transposed matrix.
     """
 
     band: str = constant()
@@ -92,7 +77,6 @@ class BandedForm(Operation):
     size: Positive
     width: Size
     weight: float
-    factor: bool = False
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(len(x) == 1 and x[0] % self.size == 0, f"blocks of {self.size} in {x}")

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import shape_text
 from ..utils.html import Block, Printed
 from . import integer_operations, layer_operations, point_operations
-from .layer_operations import WIDE, Call, Cast
+from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape, expect
 
 INPUT = "x"  # the name of the input value
@@ -84,18 +84,6 @@ class Recipe(Printed):
         """Return the name of the dtype of every constant, given that of the fold."""
         fixed = dict.fromkeys(self.wide, "float64") | self.integer_constants()
         return {name: fixed.get(name, dtype) for name in self.constants}
-
-    def wide_values(self) -> frozenset[str]:
-        """Return the names of features in float64: those behind ``Cast("wide")``."""
-        found: set[str] = set()
-        shapes = self.shapes()
-        for operation in self.operations:
-            wide = not found.isdisjoint(operation.inputs)
-            if isinstance(operation, Cast):
-                wide = operation.to == WIDE
-            if wide:
-                found.update(name for name in operation.outputs if shapes[name])
-        return frozenset(found)
 
     def check_values(self) -> None:
         """Raise ValueError where values of constants are out of range; runtimes do not check them."""

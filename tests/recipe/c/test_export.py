@@ -113,35 +113,6 @@ def test_every_operation_that_c_has(tmp_path: Path) -> None:
             assert relative_error(found, Fold(recipe)(x).flatten(1)) < 1e-5, name
 
 
-def in_double(recipe: Recipe) -> Recipe:
-    """Put casts around the only operation of a recipe."""
-    (operation,) = recipe.operations
-    casts = [
-        layer.Cast(inputs=(INPUT,), outputs=("exact",), to=layer.WIDE),
-        layer.Cast(inputs=operation.outputs, outputs=("rounded",), to=layer.WORKING),
-    ]
-    middle = replace(operation, inputs=("exact",))
-    names = frozenset(name for _, name in operation.constants())
-    operations = (casts[0], middle, casts[1])
-    return replace(recipe, operations=operations, output="rounded", wide=names)
-
-
-@needs_compiler
-def test_every_layer_in_double(tmp_path: Path) -> None:
-    recipes: dict[Any, Recipe] = {}
-    for name in WRITTEN:
-        recipe = CASES[name].build()
-        if len(recipe.operations) == 1:
-            operation = recipe.operations[0]
-            recipes[operation.kind, getattr(operation, "function", None)] = in_double(recipe)
-    folds, exports = [Fold(recipe) for recipe in recipes.values()], []
-    for number, fold in enumerate(folds):
-        exports.append(export(fold, tmp_path, name=f"case{number}"))
-    for kind, run, fold in zip(recipes, compiled(tmp_path, exports), folds, strict=True):
-        x = torch.randn(5, *fold.input_shape, generator=torch.Generator().manual_seed(1))
-        assert relative_error(run(x)[1], fold(x).flatten(1)) < 1e-7, kind
-
-
 @needs_compiler
 @pytest.mark.slow
 def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) -> None:
@@ -248,8 +219,8 @@ def network(strategy: str = "dense", rule: str = "published") -> Recipe:
         places = torch.arange(72, dtype=torch.float64)
         near = torch.exp(-((places[:, None] - places) ** 2))
         form = builder.constant("form", near * (near > 1e-9) + 1e-3 * torch.diag(random(72) ** 2))
-        n = builder.add(point.QuadraticForm, rows, name="n", form=form, weight=0.3)
-        n = builder.add(layer.Elementwise, n, name="n", function="relu")
+        z = builder.add(layer.Matmul, rows, weight=form)
+        n = builder.add(point.SumSquares, z, name="n", weight=0.3)
         v = builder.add(layer.Matmul, rows, weight=builder.constant("matrix", random(36, 72)))
     else:
         weight = builder.constant("kernel", random(4, 2, 3, 3))
@@ -470,14 +441,6 @@ def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
     assert "= s_n + s_n;" in made.source.read_text("ascii")
     with pytest.raises(ConformalError, match=r"got elementwise of a scalar\."):
         export(Fold(scaled(layer.Elementwise, 1, function="tanh")), tmp_path)
-
-
-def test_values_of_two_precisions_are_not_mixed(tmp_path: Path) -> None:
-    builder = RecipeBuilder((3,))
-    wide = builder.add(layer.Cast, INPUT, to=layer.WIDE)
-    y = builder.add(layer.Cast, builder.add(layer.Add, INPUT, wide), to=layer.WORKING)
-    with pytest.raises(ConformalError, match="got add of float32 and float64"):
-        export(Fold(builder.recipe(y)), tmp_path)
 
 
 def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,8 +126,8 @@ class Banded(Strategy):
             band = builder.constant("band", packed[:full].contiguous())
             last = builder.constant("last", _last(packed[full:], width, layout.size))
             fields = {"band": band, "last": last, "size": layout.size, "width": width}
-            fields |= {"weight": peak**2, "factor": True}
-            energies.append((builder.add(point.BandedForm, rows, name="n", **fields),))
+            n = builder.add(point.BandedForm, rows, name="n", weight=peak**2, **fields)
+            energies.append((n,))
         image, gain = add_product(builder, add_flatten(builder, x), problem.matrix)
         return Evaluation(image, tuple(energies), gain)
 

@@ -110,9 +110,6 @@ def write(recipe: Recipe, name: str = DEFAULT) -> Program:
     for index, operation in enumerate(recipe.operations):
         program.index = index
         features = [name for name in operation.inputs if program.shape(name)]
-        if len({program.wide(name) for name in features}) > 1:
-            got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
-            raise refusal("export_c(folded)", "operations supported by C", got, remedy)
         if not features and not isinstance(operation, _OF_SCALARS):
             write_scalar(operation, program)
         else:

@@ -159,16 +159,6 @@ def _reshape(op: layer.Reshape, program: Program) -> None:
     program.alias(op.outputs[0], op.inputs[0])
 
 
-@WRITE.runs(layer.Cast)
-def _cast(op: layer.Cast, program: Program) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    if program.wide(x) == program.wide(y):
-        program.alias(y, x)
-        return
-    function = "widen" if program.wide(y) else "narrow"
-    program.emit(f"{function}({program.read(x)}, {program.write(y)}, {program.count(x)});")
-
-
 @WRITE.runs(layer.Add)
 def _add(op: layer.Add, program: Program) -> None:
     (y,) = op.outputs

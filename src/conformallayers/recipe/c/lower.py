@@ -45,11 +45,6 @@ class _Rewriter:
         """Append an operation, or its replacement."""
         if isinstance(op, point.BandedForm):
             self._write_out(op)
-        elif isinstance(op, point.QuadraticForm):
-            # Only the symmetric part of Q counts in xᵀQx; the mean of two equal halves is exact.
-            half = self.constants[op.form]
-            self.constants[op.form] = (half + half.T) / 2
-            self.operations.append(op)
         elif isinstance(op, layer.ConvTranspose):
             self._convolve(op)
         elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)):
@@ -74,13 +69,9 @@ class _Rewriter:
             band[start : start + (width + 1) * size, start : start + size] += block
         rest = total - width * size
         band[rest:, rest:] += self.constants[op.last]
-        if op.factor:
-            factor, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
-            self.operations.append(layer.Matmul(op.inputs, (image,), weight=factor))
-            self.operations.append(point.SumSquares((image,), op.outputs, weight=op.weight))
-            return
-        form = self._constant(op, "form", band)
-        self.rewrite(point.QuadraticForm(op.inputs, op.outputs, form=form, weight=op.weight))
+        factor, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
+        self.operations.append(layer.Matmul(op.inputs, (image,), weight=factor))
+        self.operations.append(point.SumSquares((image,), op.outputs, weight=op.weight))
 
     def _convolve(self, op: layer.ConvTranspose) -> None:
         """Append a transposed convolution as a convolution of spread entries."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...formula import FUNCTIONS, OPERATORS, Formula
 from .. import point_operations as point
-from .constants import form, number
+from .constants import number
 from .layers import WRITE
 from .program import Program
 
@@ -52,15 +52,6 @@ def _rescale(op: point.Rescale, program: Program) -> None:
     program.define(tau_next, f"{old_tau} * {c}")
     program.define(n, f"{number(op.weight)} * ({c} * {c} * {squares})")
     program.multiply_adds += count
-
-
-@WRITE.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, program: Program) -> None:
-    (x,), (n,) = op.inputs, op.outputs
-    stored = program.weights(op.form, form, x)
-    call = f"form{stored.suffix}({stored.arguments}, {program.read(x)}, {program.count(x)})"
-    program.define(n, f"{number(op.weight)} * {call}")
-    program.multiply_adds += stored.entries
 
 
 @WRITE.runs(point.Advance)

@@ -50,7 +50,7 @@ class Program:
         self.multiply_adds = 0
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
-        self._shapes, self._wide = recipe.shapes(), recipe.wide_values()
+        self._shapes, self._wide = recipe.shapes(), frozenset[str]()
         self._int8 = integer_values(recipe.operations)
         self._last_use = {INPUT: 0, recipe.output: len(recipe.operations)}
         for i, names in enumerate(recipe.last_uses()):

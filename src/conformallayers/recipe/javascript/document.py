@@ -50,7 +50,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
     recipe = simplified(recipe.with_constants(lambda _, array: np.asarray(array)))
-    shapes, wide = recipe.shapes(), recipe.wide_values()
+    shapes = recipe.shapes()
     document: dict[str, Any] = {
         "input_shape": recipe.input_shape,
         "output_shape": recipe.output_shape,
@@ -69,10 +69,9 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         document["operations"].append(entry)
         entry["from"] = [shapes[name] for name in operation.inputs]
         entry["to"] = [shapes[name] for name in operation.outputs]
-        given = "float64" if operation.inputs[0] in wide else dtype
         if isinstance(operation, point.Advance):
             entry["formula"] = _tree(operation.parsed)
-        entry["tables"] = _tables(operation, entry["from"][0], given)
+        entry["tables"] = _tables(operation, entry["from"][0])
     document["constants"] = {}
     for name, kind in recipe.constant_dtypes(dtype).items():
         little = np.asarray(recipe.constants[name], np.dtype(kind).newbyteorder("<"))
@@ -92,7 +91,7 @@ def _node(head: str, *operands: Any) -> list[Any]:
 
 
 @WRITE.runs(*(kind for kind in OPERATIONS.values() if kind not in _LACKS))
-def _tables(op: Operation, shape: Shape, dtype: str) -> list[dict[str, Any]]:
+def _tables(op: Operation, shape: Shape) -> list[dict[str, Any]]:
     """Return the tables of a pooling, a pad or an interpolation, so that JavaScript computes no indices."""
     if isinstance(op, layer.MaxPool):
         axes = enumerate(op.axes(shape), 1)

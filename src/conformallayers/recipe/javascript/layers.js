@@ -224,9 +224,6 @@ function permute(op) {
   return (x) => like(x).map((_, i) => x[index[i]]);
 }
 
-const cast = (op, net) => (x) =>
-  op.settings.to === "wide" ? new Float64Array(x) : new net.Array(x);
-
 // -- functions of single numbers -------------------------------------------------------------------
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));

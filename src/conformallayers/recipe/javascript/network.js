@@ -10,30 +10,19 @@ const ARRAYS = { float32: Float32Array, float64: Float64Array, int32: Int32Array
 const REMEDY = 'Fold with strategy="dense", and write the document with this version.';
 
 // The kind of an operation → a function of (operation, network) that returns its run.
-const LAYERS = {
+const OPERATIONS = {
   matmul, conv: convolution, conv_transpose: convolution,
   avg_pool: average, adaptive_avg_pool: average, upsample: average, norm_pool: normPool,
   max_pool: maximum, adaptive_max_pool: maximum, pad,
   multiply: withConstant("factor", (x, factor) => x * factor),
   add_constant: withConstant("value", (x, value) => x + value),
   prelu: withConstant("slope", (x, slope) => (x > 0 ? x : x * slope)),
-  add, concatenate, slice, reshape: () => (x) => x, permute, cast, elementwise, softmax,
-};
-const POINTS = {
-  normalize, rescale, quadratic_form: quadraticForm, banded_form: bandedForm,
+  add, concatenate, slice, reshape: () => (x) => x, permute, elementwise, softmax,
+  normalize, rescale, banded_form: bandedForm,
   sum_squares: ({ settings }) => (z) => dot(z, z) * settings.weight,
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),
   rebase,
 };
-const OPERATIONS = { ...LAYERS, ...POINTS };
-
-// Layers take arrays; where one reads the scalars of a sample, an array of one number.
-function compiled(op, net) {
-  const run = OPERATIONS[op.operation](op, net);
-  if (op.operation in POINTS || op.from.every((shape) => shape.length)) return run;
-  return (...scalars) => run(...scalars.map((scalar) => Float64Array.of(scalar)))[0];
-}
-
 function decoded({ dtype, data }) {
   const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   return new ARRAYS[dtype](bytes.buffer);
@@ -51,7 +40,7 @@ class Network {
     this.size = product(document.input_shape);
     this.arrays = {};
     for (const [name, entry] of Object.entries(document.constants)) this.arrays[name] = decoded(entry);
-    this.steps = document.operations.map((op) => compiled(op, this));
+    this.steps = document.operations.map((op) => OPERATIONS[op.operation](op, this));
   }
 
   constant(op, key) {

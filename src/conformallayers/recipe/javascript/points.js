@@ -17,23 +17,17 @@ function rescale(op) {
   };
 }
 
-function quadraticForm(op, net) {
-  const form = net.constant(op, "form"), { weight } = op.settings;
-  return (x) => dot(rowTimes(x, 0, x.length, form, 0, x.length), x) * weight;
-}
-
 function bandedForm(op, net) {
-  const { size, width, weight, factor } = op.settings, rest = width * size, long = rest + size;
+  const { size, width, weight } = op.settings, rest = width * size, long = rest + size;
   const band = net.constant(op, "band"), last = net.constant(op, "last");
   return (x) => {
     let total = 0;
     for (let row = 0; row * size + rest < x.length; row++) {
       const image = rowTimes(x, row * size, long, band, row * long * size, size);
-      total += factor ? dot(image, image) : dot(image, x, size, 0, row * size);
+      total += dot(image, image);
     }
     const image = rowTimes(x, x.length - rest, rest, last, 0, rest);
-    total += factor ? dot(image, image) : dot(image, x, rest, 0, x.length - rest);
-    return total * weight;
+    return (total + dot(image, image)) * weight;
   };
 }
 

@@ -172,9 +172,6 @@ RUN[layer.Concatenate] = lambda op, _, *values: np.concatenate(values, op.axis +
 RUN[layer.Slice] = lambda op, _, x: x[(slice(None),) * (op.axis + 1) + (slice(op.start, op.stop),)]
 RUN[layer.Reshape] = lambda op, _, x: x.reshape(len(x), *op.shape)
 RUN[layer.Permute] = lambda op, _, x: x.transpose(0, *(axis + 1 for axis in op.order))
-RUN[layer.Cast] = lambda op, net, x: x.astype(
-    np.float64 if op.to == layer.WIDE else net.dtype, copy=False
-)
 
 
 # -- functions of single numbers --------------------------------------------------------------------
@@ -225,7 +222,6 @@ def _normalize(op: point.Normalize, net: Context, x: Array) -> tuple[Array, Arra
 
 
 RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
-RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x) * op.weight
 
 
 @RUN.runs(point.Rescale)
@@ -245,11 +241,9 @@ def _banded_form(op: point.BandedForm, net: Context, x: Array) -> Array:
     windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
     windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
     images = windows @ net.constant(op.band)
-    others = images if op.factor else windows[..., :size]
-    total = (images * others).sum((0, 2), dtype=np.float64)
-    end = x[:, x.shape[1] - width * size :]
-    image = end @ net.constant(op.last)
-    return np.asarray((total + _dots(image, image if op.factor else end)) * op.weight)
+    end = x[:, x.shape[1] - width * size :] @ net.constant(op.last)
+    total = np.square(images, dtype=np.float64).sum((0, 2)) + _squared_norm(end)
+    return np.asarray(total * op.weight)
 
 
 # -- the coordinate, and leaving --------------------------------------------------------------------
@@ -277,11 +271,6 @@ def _rebase(
 def _squared_norm(z: Array) -> Array:
     """Return ‖z‖² of each sample in float64."""
     return np.asarray(np.square(flat(z), dtype=np.float64).sum(1))
-
-
-def _dots(a: Array, b: Array) -> Array:
-    """Return the dot products of the rows of two matrices in float64."""
-    return np.asarray((a * b).sum(1, dtype=np.float64))
 
 
 def _inverse(t: Array) -> Array:

@@ -14,13 +14,11 @@ import numpy as np
 
 from ..integer_operations import KINDS as INTEGER
 from ..integer_operations import integer_values
-from ..layer_operations import Cast
 from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import (
     BandedForm,
     Normalize,
-    QuadraticForm,
     Rebase,
     Rescale,
 )
@@ -188,7 +186,7 @@ class OnnxGraph:
         if not self._shapes[self.recipe.output]:
             return True
         for op in self.recipe.operations:
-            if isinstance(op, (QuadraticForm, BandedForm, Rescale, Cast, *INTEGER)):
+            if isinstance(op, (BandedForm, Rescale, *INTEGER)):
                 return True
             if isinstance(op, Rebase) and self._reads_m:
                 return True

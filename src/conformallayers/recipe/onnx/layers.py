@@ -279,7 +279,6 @@ RUN[layer.Reshape] = lambda op, _, x: x.reshape(op.shape)
 RUN[layer.Permute] = lambda op, graph, x: x.node(
     "Transpose", perm=[0, *(axis + 1 for axis in op.order)], shape=graph.result_shape(op)
 )
-RUN[layer.Cast] = lambda op, graph, x: x.cast(WIDE if op.to == layer.WIDE else graph.dtype)
 
 
 # -- poolings of several kinds as one operation -----------------------------------------------------

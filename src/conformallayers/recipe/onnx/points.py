@@ -173,11 +173,6 @@ def _rescale(
     return z, divisor * m, replace(tau, value=tau.value / divisor), n
 
 
-@RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, graph: OnnxGraph, x: Value) -> Value:
-    return reduced("ReduceSum", x @ graph.constant(op.form) * x).weighted(op.weight)
-
-
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     # Batches come last, so that one product with stacked blocks takes the windows of all samples.
@@ -187,15 +182,11 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     first = np.arange(full)[:, None] * size
     windows = columns.node("Gather", first + np.arange(span), shape=(full, span), axis=0)
     images = graph.add("MatMul", band.transpose(0, 2, 1), windows, shape=(full, size))
-    others = images
-    if not op.factor:
-        others = columns.node("Gather", first + np.arange(size), shape=(full, size), axis=0)
-    products = (images * others).cast(WIDE)
+    products = (images * images).cast(WIDE)
     value = products.node("ReduceSum", np.array([0, 1]), shape=(), keepdims=0).scalar()
     if op.width:
-        end = x.slice(1, count - op.width * op.size, count)
-        image = end @ graph.constant(op.last)
-        value = value + reduced("ReduceSum", image * (image if op.factor else end))
+        image = x.slice(1, count - op.width * op.size, count) @ graph.constant(op.last)
+        value = value + reduced("ReduceSumSquare", image)
     return value.weighted(op.weight)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ... import functional
 from ...formula import FUNCTIONS
-from ...functional import autocasts, block_size, full_precision, transformed, wide_dtype
+from ...functional import block_size, full_precision, transformed, wide_dtype
 from ...nn.pooling import norm_pool
 from .. import layer_operations as layer
 from .. import places
@@ -161,15 +161,6 @@ RUN[layer.Reshape] = lambda op, _, x: x.reshape(x.shape[0], *op.shape)
 RUN[layer.Permute] = lambda op, _, x: x.permute(0, *(axis + 1 for axis in op.order))
 
 
-@RUN.runs(layer.Cast)
-def _cast(op: layer.Cast, module: Context, x: Tensor) -> Tensor:
-    if op.to == layer.WIDE:
-        return x.to(wide_dtype(x.device))
-    if autocasts(x):
-        return x.to(torch.get_autocast_dtype(x.device.type))
-    return x.to(module.dtype)
-
-
 RUN[layer.Elementwise] = lambda op, _, x: _ELEMENTWISE[op.function](x, *op.parameters)
 RUN[layer.PRelu] = lambda op, module, x: torch.where(x > 0, x, x * module.constant(op.slope))
 RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x, op.axis + 1)
@@ -211,28 +202,18 @@ def _rescale(
     return z, m, tau, n * op.weight
 
 
-@RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, module: Context, x: Tensor) -> Tensor:
-    with full_precision(x):
-        x = _at_least_float32(x)
-        form = module.constant(op.form).to(x.dtype)
-        return _wide((x @ form * x).sum(1)) * op.weight
-
-
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
     with full_precision(x):
-        x = _at_least_float32(x)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
         size, width = op.size, op.width
         windows = x.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
         images = torch.bmm(windows, band)
-        total = (images * (images if op.factor else windows[..., :size])).sum((0, 2))
+        total = images.square().sum((0, 2))
         if width:
-            end = x[:, -width * size :]
-            image = end @ last
-            total = total + (image * (image if op.factor else end)).sum(1)
-        return _wide(total) * op.weight
+            total = total + (x[:, -width * size :] @ last).square().sum(1)
+        return total.to(wide_dtype(x.device)) * op.weight
 
 
 @RUN.runs(point.Advance)
@@ -261,14 +242,6 @@ def _rebase(
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
     return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _wide(n: Tensor) -> Tensor:
-    return n.to(wide_dtype(n.device))
 
 
 # -- integers ----------------------------------------------------------------------------------------
