@@ -148,15 +148,6 @@ def test_bad_inputs_in_every_path(name: str) -> None:
             assert_says(lambda: model(x), *parts)
 
 
-def test_linear_and_reshaping_layers_name_their_sizes() -> None:
-    linear = cl.ConformalLayers(cl.Linear(4, 2))
-    assert_says(lambda: linear(torch.ones(2, 5)), "Linear at position 0", "in_features=4", "(2, 5)")
-    unflatten = cl.ConformalLayers(nn.Unflatten(1, (2, 2)))
-    assert_says(lambda: unflatten(torch.ones(2, 5)), "Unflatten at position 0", "(5,)")
-    shuffle = cl.ConformalLayers(nn.PixelShuffle(2))
-    assert_says(lambda: shuffle(torch.ones(2, 5, 3, 3)), "PixelShuffle at position 0", "(5, 3, 3)")
-
-
 def test_a_merged_batch_axis() -> None:
     model = cl.ConformalLayers(nn.Flatten(-3))  # axis 0 of a batch with three axes
     for mode in (True, False):
@@ -238,3 +229,12 @@ def test_folded_refuses_other_inputs() -> None:
     assert_says(
         lambda: folded(torch.ones(2, 3, 8, 8).double()), "torch.float32", "torch.float64", "dtype="
     )
+
+
+def test_linear_and_reshaping_layers_name_their_sizes() -> None:
+    linear = cl.ConformalLayers(cl.Linear(4, 2))
+    assert_says(lambda: linear(torch.ones(2, 5)), "Linear at position 0", "in_features=4", "(2, 5)")
+    unflatten = cl.ConformalLayers(nn.Unflatten(1, (2, 2)))
+    assert_says(lambda: unflatten(torch.ones(2, 5)), "Unflatten at position 0", "(5,)")
+    shuffle = cl.ConformalLayers(nn.PixelShuffle(2))
+    assert_says(lambda: shuffle(torch.ones(2, 5, 3, 3)), "PixelShuffle at position 0", "(5, 3, 3)")

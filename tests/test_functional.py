@@ -33,23 +33,16 @@ def wider(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+@pytest.mark.parametrize("projective", [False, True])
+@pytest.mark.parametrize("alpha", [0.3, 7.0])
 @pytest.mark.parametrize("dtype", EVERY)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_embed_gives_the_norm_over_all_coefficients(shape, dtype):
+def test_every_function_follows_its_formula(shape, dtype, alpha, projective):
     x = normal(4, *shape, dtype=dtype)
     same, t = CF.embed(x)
     assert same is x
-    assert t.shape == (4,)
     assert t.dtype == wider(dtype)
     np.testing.assert_allclose(t.numpy(), np.linalg.norm(rows(x), axis=1), rtol=RTOL[dtype])
-
-
-@pytest.mark.parametrize("projective", [False, True])
-@pytest.mark.parametrize("alpha", [0.3, 1.0, 7.0])
-@pytest.mark.parametrize("dtype", EVERY)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_respro_and_project_follow_the_formula(shape, dtype, alpha, projective):
-    x = normal(4, *shape, dtype=dtype)
     t = torch.tensor([0.25, 1.0, 1.5, 40.0], dtype=wider(dtype))
     x_out, t_out = CF.respro(x, t, alpha, projective=projective)
     assert torch.equal(x_out, x)
@@ -61,6 +54,11 @@ def test_respro_and_project_follow_the_formula(shape, dtype, alpha, projective):
     assert y.dtype == dtype
     assert y.shape == x.shape
     assert_rows(y, rows(x) / expected[:, None], RTOL[dtype])
+    tau, gain = t.double(), torch.tensor([2.0, 0.1, 0.0, 1.0], dtype=torch.float64)
+    y = CF.activate_and_dehomogenize(x, tau, gain, alpha)[0]
+    assert y.dtype == dtype
+    assert_rows(y, alpha * rows(x) / (old + gain.numpy() * energy)[:, None], RTOL[dtype])
+    assert_rows(CF.dehomogenize(x, alpha, tau), alpha * rows(x) / old[:, None], RTOL[dtype])
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
@@ -118,19 +116,6 @@ def test_long_samples_lose_no_digits(shape, dtype):
         for n in (CF.norm(z).square(), CF.squared_norm(z), CF.energy(z)[1]):
             np.testing.assert_allclose(n.numpy(), expected, rtol=tolerance)
         np.testing.assert_allclose(CF.embed(z)[1].numpy(), np.sqrt(expected), rtol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", EVERY)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_activate_and_leave_values(shape, dtype):
-    z = normal(3, *shape, seed=4, dtype=dtype)
-    tau = torch.tensor([0.3, 1.0, 9.0], dtype=torch.float64)
-    gain = torch.tensor([2.0, 0.1, 0.0], dtype=torch.float64)
-    y = CF.activate_and_dehomogenize(z, tau, gain, 0.7)[0]
-    assert y.dtype == dtype
-    denominator = tau.numpy() + gain.numpy() * np.square(rows(z)).sum(1)
-    assert_rows(y, 0.7 * rows(z) / denominator[:, None], RTOL[dtype])
-    assert_rows(CF.dehomogenize(z, 0.7, tau), 0.7 * rows(z) / tau.numpy()[:, None], RTOL[dtype])
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])

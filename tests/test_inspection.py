@@ -167,18 +167,6 @@ def test_terms_and_templates_are_those_of_the_layers(kinds: tuple[bool, ...]) ->
 
 
 @both_forms
-def test_gains_are_quotients_of_the_forms(projective: bool) -> None:
-    kinds = (projective,) * 3
-    x = samples(SHAPE, torch.float64)
-    part = one(network(kinds), SHAPE, x)
-    assert part.terms is not None
-    flat = x.flatten(1)
-    quotients = [(flat @ q * flat).sum(1) / flat.square().sum(1) for q in expected_forms(kinds)]
-    gains = part.terms.gains if projective else part.terms.gains.sum(1, keepdim=True)
-    torch.testing.assert_close(gains, torch.stack(quotients, 1))
-
-
-@both_forms
 @pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
 def test_fields_give_the_output(projective: bool, alpha: str | None) -> None:
     layers = cl.Conv2d(2, 3, 3), cl.ReSPro(alpha, projective=projective)
@@ -372,3 +360,15 @@ def test_a_part_prints_as_its_tables() -> None:
     found = cl.inspect(cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro()), (4,))
     (part,) = found.parts
     assert repr(part) == str(part) == str(found)
+
+
+@both_forms
+def test_gains_are_quotients_of_the_forms(projective: bool) -> None:
+    kinds = (projective,) * 3
+    x = samples(SHAPE, torch.float64)
+    part = one(network(kinds), SHAPE, x)
+    assert part.terms is not None
+    flat = x.flatten(1)
+    quotients = [(flat @ q * flat).sum(1) / flat.square().sum(1) for q in expected_forms(kinds)]
+    gains = part.terms.gains if projective else part.terms.gains.sum(1, keepdim=True)
+    torch.testing.assert_close(gains, torch.stack(quotients, 1))

@@ -54,7 +54,7 @@ def wrong_division(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_growths(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(numpy_operations._FUNCTIONS, "sqrt", lambda q: q**0.5 * 1.0001)
+    patch.setitem(numpy_operations._FORMULA, "sqrt", lambda q: q**0.5 * 1.0001)
     patch.setattr(runtimes, "COMPILER", None)
 
 
