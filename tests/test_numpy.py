@@ -16,7 +16,6 @@ from torch import nn
 import conformallayers as cl
 import conformallayers.numpy as cln
 from cases import LINEAR_CASES, Case
-from conformallayers.folding.strategies import STRATEGIES
 from nets import DTYPES, NETS, SHAPE, folds, net
 from oracle import randomise, relative_error
 from support import samples
@@ -48,11 +47,6 @@ def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype, path: Path) -
         net, reference = cln.load(path), cl.load(path).to(wide)  # the same constants
         assert error(reference, net, x) < LIMITS[wide], folded.strategy
         assert np.isnan(net(x.numpy())[2:4]).all()
-
-
-def test_every_strategy_is_there() -> None:
-    found = {folded.strategy for name in NETS for folded in folds(name, torch.float32)}
-    assert set(STRATEGIES) <= found
 
 
 # The classes of this package are torch's own: one row of both is enough.
@@ -93,13 +87,6 @@ def test_long_signals_need_no_matrix(path: Path) -> None:
         folded = cl.fold(model, (1, 40_000), strategy="layers", dtype=dtype)
         cl.save(folded, path)
         assert error(folded, cln.load(path), samples((1, 40_000), dtype)) < limit
-
-
-def test_many_parts_of_a_model(path: Path) -> None:
-    model = nn.Sequential(nn.ZeroPad2d(1), net("several")[0], nn.Flatten(), nn.Linear(64, 3))
-    folded = cl.fold(randomise(model), SHAPE, strategy="layers")
-    cl.save(folded, path)
-    assert error(folded, cln.load(path), samples(SHAPE, torch.float32)) < 1e-6
 
 
 def test_what_the_network_says_of_itself(path: Path) -> None:

@@ -55,7 +55,7 @@ def expected_of(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.sampled(3)
-def test_any_depth_by_layers(name: str) -> None:
+def test_any_depth(name: str) -> None:
     model = orthogonal(*DEEP[name])
     x = samples(SHAPE, torch.float32).requires_grad_()
     with torch.no_grad():
@@ -65,7 +65,11 @@ def test_any_depth_by_layers(name: str) -> None:
     model.eval()
     wide = x.detach().double().requires_grad_()
     expected = expected_of(model, wide)
-    assert relative_error(cl.fold(model, SHAPE, strategy="layers")(x), expected) < 1e-5
+    forms = () if name in ("projective, small radius", "published, 400") else ("dense",)
+    for strategy in ("auto", "layers", *forms):
+        assert relative_error(cl.fold(model, SHAPE, strategy=strategy)(x), expected) < 1e-5
+    with torch.no_grad():
+        assert relative_error(model(x), expected) < 1e-5
     with cl.layer_by_layer():
         assert relative_error(model(x), expected) < 1e-5
     if name != "spectral":  # whose radii have moved on
@@ -74,20 +78,6 @@ def test_any_depth_by_layers(name: str) -> None:
         (gradient,) = torch.autograd.grad((y * weights).sum(), x)
         (wanted,) = torch.autograd.grad((expected * weights).sum(), wide)
         assert relative_error(gradient, wanted) < 1e-4
-
-
-@pytest.mark.parametrize("name", DEEP)
-@pytest.mark.sampled(4)
-def test_any_depth_folded(name: str) -> None:
-    model = orthogonal(*DEEP[name]).eval()
-    x = samples(SHAPE, torch.float32)
-    expected = expected_of(model, x)
-    forms = () if name in ("projective, small radius", "published, 400") else ("dense",)
-    for strategy in ("auto", "layers", *forms):
-        folded = cl.fold(model, SHAPE, strategy=strategy)
-        assert relative_error(folded(x), expected) < 1e-5, strategy
-    with torch.no_grad():
-        assert relative_error(model(x), expected) < 1e-5
 
 
 def test_maps_that_could_overflow_are_not_composed() -> None:

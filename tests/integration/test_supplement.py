@@ -118,25 +118,6 @@ def test_average_pooling(d_x, d_w, stride, pad):
         assert_same_map(matrix, cl.AvgPool1d(d_w, stride, pad), samples(d_x, dtype).abs())
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_dropout_is_a_diagonal_of_zeros_and_ones_with_torch_s_gain(p):
-    d_x = 4000
-    x = samples(d_x, torch.float64, batch=1)
-    alpha = 3.0
-    torch.manual_seed(5)
-    dropped = cl.Dropout(p)(x)[0, 0].numpy()
-    X = np.append(x[0, 0].numpy(), np.linalg.norm(x[0, 0].numpy()))
-    R = np.append(dropped != 0, True).astype(float)  # the diagonal; t is never dropped
-    assert abs(1 - R[:-1].mean() - p) < 5 * np.sqrt(p * (1 - p) / d_x)
-    np.testing.assert_allclose(dropped, (R * X)[:-1] / (1 - p), rtol=1e-12)
-
-    torch.manual_seed(5)
-    y = cl.ConformalLayers(cl.Dropout(p), cl.ReSPro(alpha))(x)[0, 0].numpy()
-    t = alpha / 2 * X[-1] + dropped @ dropped / (2 * alpha)
-    np.testing.assert_allclose(y, dropped / t, rtol=1e-12)
-    np.testing.assert_array_equal(cl.Dropout(p).eval()(x)[0, 0].numpy(), X[:-1])
-
-
 # Stacks of conformal layers: per layer the convolution (d_w, stride, pad, dilation) and, if it
 # pools, the pool (d_w, stride, pad) that follows it before the activation.
 STACKS = {
