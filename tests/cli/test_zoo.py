@@ -96,25 +96,14 @@ def test_bench_takes_a_name() -> None:
     assert folded.input_shape == (1, 8, 8)
 
 
-def test_a_path_precedes_a_name_and_this_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_precedes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shipped = FOLDER / f"{NAME}.safetensors"
-    assert locate(NAME, "predict") == shipped
     Path(NAME).mkdir()  # a folder of images, say: it holds no model
     assert locate(NAME, "predict") == shipped
-    assert capsys.readouterr().err == ""
     mine = Path(NAME) / "checkpoint.safetensors"
     mine.write_bytes(shipped.read_bytes())
     assert locate(NAME, "predict") == mine
-    expected = f"predict: took {mine}, not the network {NAME} of the zoo\n"
-    assert capsys.readouterr().err == f"conformallayers: {expected}"
-    mine.unlink()
-    Path(NAME).rmdir()
-    Path(NAME).write_bytes(shipped.read_bytes())
-    assert locate(NAME, "fold") == Path(NAME)
-    assert f"fold: took {NAME}, not the network" in capsys.readouterr().err
 
 
 def test_a_mistyped_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:

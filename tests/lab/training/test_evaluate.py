@@ -52,20 +52,6 @@ def test_device_that_is_not_there_is_refused() -> None:
     )
 
 
-def test_network_for_vectors_cannot_take_pictures(tmp_path: Path) -> None:
-    images = pytest.importorskip("PIL.Image")
-    for name in "01":
-        (tmp_path / "pictures" / name).mkdir(parents=True)
-        for index in range(2):
-            images.new("L", (4, 4)).save(tmp_path / "pictures" / name / f"{index}.png")
-    folded = cl.fold(cl.ConformalLayers(cl.Linear(6, 2)), (6,))
-    cl.save(folded, tmp_path / "a.safetensors")
-    assert_says(
-        lambda: evaluate.evaluate(tmp_path / "a.safetensors", str(tmp_path / "pictures")),
-        "expected a network for pictures, (1 or 3, H, W), got (6,)",
-    )
-
-
 def test_the_command_prints_accuracy_and_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,9 +72,9 @@ def test_the_command_prints_accuracy_and_bytes(
 
 def test_calibration_takes_the_same_training_images_at_each_call() -> None:
     data, folded = load("digits"), cl.zoo.load("digits-lenetcl")
-    x = evaluate.calibration_images(data, folded, 1.0, 50)
+    x = evaluate.calibration_images(data, folded, 50)
     assert x.shape == (50, 1, 8, 8)
-    assert torch.equal(x, evaluate.calibration_images(data, folded, 1.0, 50))
+    assert torch.equal(x, evaluate.calibration_images(data, folded, 50))
     stored = {tuple(image.flatten().tolist()) for image in data.train_images}
     assert {tuple((255 * i).round().int().flatten().tolist()) for i in x} <= stored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,43 +61,13 @@ def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
     assert config(network).build().in_features == 3
 
 
-def test_files_beside_it_are_its_own(tmp_path: Path) -> None:
-    text = "import own_part, own_package.deep.inner as inner\nfrom torch import nn\n"
-    text += "def net():\n    return nn.Linear(own_part.WIDTH, inner.WIDTH)\n"
-    found = []
-    for width in (3, 5):
-        folder = tmp_path / str(width)
-        (folder / "own_package" / "deep").mkdir(parents=True)
-        (folder / "own_part.py").write_text(f"WIDTH = {width}\n")
-        (folder / "own_package" / "deep" / "inner.py").write_text(f"WIDTH = {width + 1}\n")
-        module = config(f"{make_network(folder / 'net.py', text)}:net").build()
-        found.append((module.in_features, module.out_features))
-    assert found == [(3, 4), (5, 6)]
-    assert not [name for name in sys.modules if name.startswith(("own_part", "own_package"))]
-
-
-def test_nothing_is_left_of_code_that_ends_the_process(tmp_path: Path) -> None:
-    (tmp_path / "own_part.py").write_text("")
-    file = make_network(tmp_path / "net.py", "import sys, own_part\nsys.exit('enough')\n")
-    before = set(sys.modules)
-    assert_says(lambda: find_network(f"{file}:net"), "got SystemExit: enough")
-    assert set(sys.modules) == before
-
-
-def test_no_cache_is_left_beside_the_file(file: Path) -> None:
-    find_network(f"{file}:Tiny")
-    assert [path.name for path in file.parent.iterdir()] == ["net.py"]
-
-
 def test_changed_or_lost_code_is_refused(file: Path) -> None:
     network, before = f"{file}:Tiny", source_hash(f"{file}:Tiny")
     assert find_network(network, before) is find_network(network)
     make_network(file, NETWORK + "\n# changed\n")
     assert_says(lambda: find_network(network, before), "The code has changed since the training")
     file.unlink()
-    assert_says(
-        lambda: find_network(network, before), "the code of Tiny in", "Check the path; what"
-    )
+    assert_says(lambda: find_network(network, before), "the code of Tiny in", "Check the path")
 
 
 @pytest.mark.parametrize(
@@ -106,16 +75,13 @@ def test_changed_or_lost_code_is_refused(file: Path) -> None:
     [
         (NETWORK, "", "network: expected FILE.py:NAME, got"),
         (NETWORK, "Tny", 'Did you mean "Tiny"?'),
-        (NETWORK, "Tny", "Name one of Tiny, plain."),
-        ("x = 1", "x", "Define a class or function in the file that returns an nn.Module"),
+        ("x = 1", "x", "Name a class or function that returns an nn.Module"),
         ("def f(): return 3", "f", "expected an nn.Module, got int"),
         ("def f(width): return 3", "f", "missing a required argument: 'width'"),
         ("def f(): raise KeyError('hm')", "f", "KeyError: 'hm'"),
         ("import no_such_thing", "f", "ModuleNotFoundError"),
         ("def f(:", "f", "SyntaxError"),
         ("import sys\nsys.exit('enough')", "f", "got SystemExit: enough"),
-        ("import sys\ndef f(): sys.exit()", "f", "got SystemExit"),
-        ("\0", "f", "expected code that can be imported"),
     ],
 )
 def test_wrong_file_is_refused(text: str, name: str, message: str, tmp_path: Path) -> None:

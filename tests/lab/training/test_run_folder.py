@@ -48,7 +48,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(cl.ConformalError, match="expected a training checkpoint"):
             load_checkpoint(path)
-    for state in (None, "[]", '{"config": {}}', "no JSON"):
+    for state in (None, '{"config": {}}', "no JSON"):
         save_file({"weight": torch.ones(2)}, path, None if state is None else {"state": state})
         with pytest.raises(cl.ConformalError, match="expected a training checkpoint"):
             load_checkpoint(path)
@@ -59,7 +59,7 @@ def test_a_checkpoint_holds_what_it_was_given(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(2, 3, 32, 32)).sum().backward()
     optimizer.step()
-    state = TrainState(config={"a": 1}, history=[{"loss": 0.1}], data="md5")
+    state = TrainState(config={"a": 1}, history=[{"loss": 0.1}])
     save_checkpoint(tmp_path / NAME, model, optimizer, state)
     found = load_checkpoint(tmp_path / NAME)
     assert found.state == state
@@ -86,10 +86,8 @@ def test_resume_refuses_what_does_not_belong_together(small: Dataset, tmp_path: 
         train("LeNetCL", small, **options)
     with pytest.raises(cl.ConformalError, match=r"--seed: expected 0 as before, got 1"):
         train("LeNetCL", small, resume=True, seed=1, **options)
-    with pytest.raises(cl.ConformalError, match=r"--alpha: expected 'young' as before, got 2.0"):
+    with pytest.raises(cl.ConformalError, match=r"--alpha: expected None as before, got 2.0"):
         train("LeNetCL", small, resume=True, alpha="2", **options)
-    with pytest.raises(cl.ConformalError, match="the training images of the run, got others"):
-        train("LeNetCL", small.split(10)[0], resume=True, **options)
     again = train("LeNetCL", small, resume=True, **options)
     assert len(again.history) == 1
     (tmp_path / "other").mkdir()
@@ -99,8 +97,6 @@ def test_resume_refuses_what_does_not_belong_together(small: Dataset, tmp_path: 
     with pytest.raises(cl.ConformalError, match="a folder, got the file"):
         train("LeNetCL", small, **{**options, "out": tmp_path / "other" / "letter.txt"})
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / ".config.json.0123456789abcdef.tmp").write_text(
-        "{"
-    )  # what a killed process leaves
+    (tmp_path / "new" / ".config.json.01.tmp").write_text("{")  # what a killed process leaves
     begun = train("LeNetCL", small, resume=True, **{**options, "out": tmp_path / "new"})
     assert_same_weights(begun.folder, out)

@@ -13,17 +13,9 @@ from torch import nn
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.lab.data.catalogue import LABELS
-from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.training import evaluate
 from conformallayers.lab.training.saved_models import CHECKPOINT, load_model, locate
 from nets import SHAPE, net
-from oracle import randomise
-from runs import few_digits, train_few_digits
-
-
-@pytest.fixture(scope="module")
-def small() -> Dataset:
-    return few_digits()
+from runs import train_few_digits
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +62,3 @@ def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(cl.ConformalError, match=r"expected a whole file of cl\.save"):
             load_model(path, "fold")
-
-
-def test_white_of_a_file_counts(small: Dataset, tmp_path: Path) -> None:
-    """A network for pixels from 0 to 255 is measured on those."""
-    path = tmp_path / "net.safetensors"
-    model = nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 10))
-    stages = cl.Conv2d(1, 4, 3), cl.ReSPro(alpha=2.0), cl.Flatten(), cl.Linear(144, 10)
-    model = randomise(cl.ConformalLayers(*stages))
-    folded = cl.fold(model, (1, 8, 8))
-    cl.save(folded, path, about={"white": 255})
-    expected = (folded(small.test_images.float()).argmax(1) == small.test_labels).sum() / 50
-    assert evaluate.evaluate(path, small)["folded"] == pytest.approx(float(expected))
-    cl.save(folded, path, about={"white": "much"})
-    with pytest.raises(cl.ConformalError, match="expected a number for white, got 'much'"):
-        evaluate.evaluate(path, small)

@@ -87,12 +87,8 @@ def test_warnings_are_printed_once_behind_the_first_epoch(small: Dataset, tmp_pa
     (line,) = [line for line in lines if "no homogeneous map" in line]
     assert line.startswith("warning: features: no homogeneous map; ")
     assert line.endswith("docs/stages.md.")
-    assert printed(tmp_path, "LeNetCL", small, epochs=3, resume=True) == []
-    assert_same_weights(tmp_path / "run", silent(small, tmp_path / "silent", epochs=3))
-
-
-def silent(small: Dataset, out: Path, **options: Any) -> Path:
-    return train("LeNetCL", small, out=out, console=QUIET, batch_size=50, **options).folder
+    silent = train("LeNetCL", small, out=tmp_path / "b", console=QUIET, batch_size=50, epochs=2)
+    assert_same_weights(tmp_path / "run", silent.folder)
 
 
 @pytest.mark.parametrize("name", ["StageNet", "LeNet"])
@@ -113,7 +109,6 @@ def test_every_network_is_trained_by_its_name(
     result = train(name, few, out=tmp_path / "run", console=QUIET, epochs=1, depth=depth)
     conformal = name.endswith(("CL", "ReSProNet", "StageNet"))
     assert (result.row["accuracy_folded"] is None) == (not conformal)
-    assert result.row["pool_stride"] == (2 if name.startswith("Base") else None)
     assert evaluate.evaluate(tmp_path / "run", few)["layers"] == result.row["accuracy_layers"]
 
 
@@ -139,13 +134,8 @@ def test_outputs_follow_the_classes_of_the_data(
     assert result.row["classes"] == classes
     assert result.model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
     assert "classes" not in result.row["command"]
-    again = train(name, data, **{**options, "epochs": 2}, resume=True)
-    assert len(again.history) == 2
-    assert evaluate.evaluate(tmp_path / "run", data)["layers"] == again.row["accuracy_layers"]
     with pytest.raises(cl.ConformalError, match=f"{classes} as before, got 10"):
-        train(name, random_set(10), **{**options, "epochs": 2}, resume=True)
-    with pytest.raises(cl.ConformalError, match=f"expected {classes} for digits, got 7"):
-        train(name, data, **{**options, "out": tmp_path / "other"}, classes=7)
+        train(name, random_set(10), **options, resume=True)
 
 
 def random_set(classes: int) -> Dataset:
@@ -293,10 +283,8 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
     "options",
     [
         {"optimizer": "adam", "schedule": "one-cycle", "alpha": "learned"},
-        {"optimizer": "rmsprop", "momentum": 0.5, "weight_decay": 1e-3, "projective": True},
+        {"optimizer": "rmsprop", "weight_decay": 1e-3, "projective": True, "dropout": 0.5},
         {"optimizer": "adamw", "weight_decay": 0.1, "gain": 3.0, "flips": True, "shift": 2},
-        {"optimizer": "sgd", "momentum": 0.9, "alpha": 2.0, "dropout": 0.5},
-        {"optimizer": "sgd"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -311,22 +299,6 @@ def test_every_optimiser_resumes(
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
     assert_same_weights(tmp_path / "whole", tmp_path / "broken")
-
-
-def test_constant_rate_goes_on_for_more_epochs(small: Dataset, tmp_path: Path) -> None:
-    options = {"batch_size": 64, "console": QUIET}
-    whole = train("LeNetCL", small, epochs=4, out=tmp_path / "whole", **options)
-    train("LeNetCL", small, epochs=2, out=tmp_path / "longer", **options)
-    longer = train("LeNetCL", small, epochs=4, out=tmp_path / "longer", resume=True, **options)
-    assert_same_weights(tmp_path / "whole", tmp_path / "longer")
-    assert longer.row["loss"] == whole.row["loss"]
-    assert json.loads((tmp_path / "longer" / "config.json").read_text())["epochs"] == 4
-    with pytest.raises(cl.ConformalError, match="--epochs: expected 4 as before, got 3"):
-        train("LeNetCL", small, epochs=3, out=tmp_path / "longer", resume=True, **options)
-    options |= {"out": tmp_path / "cycle", "schedule": "one-cycle"}
-    train("LeNetCL", small, epochs=1, **options)
-    with pytest.raises(cl.ConformalError, match="--epochs: expected 1 as before, got 2"):
-        train("LeNetCL", small, epochs=2, resume=True, **options)
 
 
 def test_adamw_decays_matrices_and_kernels_alone(small: Dataset, tmp_path: Path) -> None:
@@ -347,5 +319,5 @@ def test_loss_that_is_not_a_number_ends_the_run(small: Dataset, tmp_path: Path) 
     with pytest.raises(cl.ConformalError, match=r"epoch \d, batch \d: expected a finite loss"):
         train(
             "LeNet", small, out=tmp_path / "run", console=QUIET,
-            optimizer="sgd", learning_rate=1e30, batch_size=50,
+            learning_rate=1e30, batch_size=50,
         )  # fmt: skip

@@ -25,9 +25,8 @@ def as_input(
 ) -> Tensor:
     """Convert images to the input of a network, with values in [0, 1].
 
-    Images that have the shape are only scaled. Others become 3×32×32: pixels are repeated by the
-    largest whole factor that fits, and the image is padded with zeros; 28×28 gets a margin of 2, 8×8
-    becomes 32×32. Grey images are expanded to three channels, which copies nothing.
+    Images that have the shape are only scaled. Others are enlarged by the largest whole factor that
+    fits in 32×32, and padded with zeros. Grey images are expanded to three channels, which copies nothing.
 
     Shape:
         (B, 1 or 3, H, W), unsigned bytes → ``(B, *shape)``
@@ -80,12 +79,7 @@ def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor)
 
 
 def enlargement(height: int, width: int) -> tuple[int, tuple[int, int, int, int]]:
-    """Return the factor that enlarges images, and the padding (left, right, top, bottom) to 32×32.
-
-    Examples:
-        >>> enlargement(28, 28), enlargement(8, 7)
-        ((1, (2, 2, 2, 2)), (4, (2, 2, 0, 0)))
-    """
+    """Return the factor that enlarges images, and the padding (left, right, top, bottom) to 32×32."""
     factor = _SIDE // max(height, width)
     rows, columns = _SIDE - factor * height, _SIDE - factor * width
     return factor, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
@@ -95,10 +89,10 @@ def _enlarge(images: Tensor, shape: Shape) -> Tensor:
     """Enlarge and pad images to 32×32, of any dtype, unless they have the shape already."""
     if images.shape[1:] == shape:
         return images
-    factor, padding = enlargement(images.shape[2], images.shape[3])
-    if factor > 1:
-        images = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-    return F.pad(images, padding) if any(padding) else images
+    for module in _conversion(tuple(images.shape[1:])):
+        if not isinstance(module, RepeatChannels):
+            images = module(images)
+    return images
 
 
 def derive_seed(seed: int, epoch: int, purpose: str = "") -> int:
@@ -125,12 +119,8 @@ class Batches:
 
     Examples:
         >>> images, labels = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5)
-        >>> batches = Batches(images, labels, batch_size=2)
-        >>> [y.tolist() for _, y in batches]
+        >>> [y.tolist() for _, y in Batches(images, labels, batch_size=2)]
         [[0, 1], [2, 3], [4]]
-        >>> shuffled = Batches(images, labels, batch_size=5, shuffle=True)
-        >>> [y.tolist() for _, y in shuffled] == [y.tolist() for _, y in shuffled.at(1)]
-        False
     """
 
     images: Tensor
@@ -167,27 +157,23 @@ class Batches:
         return min(self.batch_size, len(self.labels) - index * self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self._order()
-        moves = self._moves() if self.flips or self.shift else None
+        count = len(self.labels)
+        order = torch.arange(count)
+        if self.shuffle:
+            order = torch.randperm(count, generator=self._generator())
+        moves = self._moves()
         for index in range(len(self)):
             start = index * self.batch_size
             # Shares differ by one image at most; a small last batch may leave a rank without any.
             first, last = (
-                self.size(index) * n // self.world_size for n in (self.rank, self.rank + 1)
+                start + self.size(index) * n // self.world_size for n in (self.rank, self.rank + 1)
             )
-            rows: Tensor | slice = slice(start + first, start + last)
-            if order is not None:
-                rows = order[rows]
+            rows = order[first:last]
             images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
-            if moves is not None:
+            if self.flips or self.shift:
                 flipped, down, right = moves[:, rows].to(self.device)
                 images = flip_and_shift(_enlarge(images, self.shape), flipped > 0, down, right)
             yield as_input(images, shape=self.shape), labels
-
-    def _order(self) -> Tensor | None:
-        if not self.shuffle:
-            return None
-        return torch.randperm(len(self.labels), generator=self._generator())
 
     def _moves(self) -> Tensor:
         """Return flips and shifts of all images, (3, N), the same on every rank."""

@@ -26,19 +26,16 @@ class Layout:
     Args:
         checksums: md5 by file name, the files of the training set first.
         folders: to search below the data root, the usual one first.
-        archive: a tar file with all files, searched for in the last two folders; None for idx files.
+        archive: a tar file with all files; None for idx files, which may be gzipped one by one.
     """
 
     checksums: dict[str, str]
     folders: tuple[str, ...]
     archive: str | None = None
 
-    def spellings(self, name: str) -> tuple[str, ...]:
-        """Return the names that a file may have: MNIST's are also written with a dot, or gzipped."""
-        if self.archive is not None:
-            return (name,)
-        plain = (name, name.replace("-idx", ".idx"))
-        return *plain, *(f"{spelling}.gz" for spelling in plain)
+    def stored_names(self, name: str) -> tuple[str, str]:
+        """Return the names of the files that may hold a file: its own, and that of its compressed form."""
+        return name, self.archive or f"{name}.gz"
 
 
 def _layout(
@@ -52,20 +49,20 @@ LAYOUTS: dict[str, Layout] = {
         _IDX_NAMES,
         """6bbc9ace898e44ae57da46a324031adb a25bea736e30d166cdddb491f175f624
         2646ac647ad5339dbf082846283269ea 27ae3e4e09519cfbb04c329615203637""",
-        *("mnist", "MNIST/raw", "MNIST", "mnist/MNIST/raw", "."),
+        *("mnist", "MNIST/raw", "."),
     ),
     "fashion-mnist": _layout(
         _IDX_NAMES,
         """f4a8712d7a061bf5bd6d2ca38dc4d50a 9018921c3c673c538a1fc5bad174d6f9
         8181f5470baa50b63fa0f6fddb340f0a 15d484375f8d13e6eb1aabb0c3f46965""",
-        *("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion", "."),
+        *("fashion-mnist", "FashionMNIST/raw", "."),
     ),
     "cifar10": _layout(
         _CIFAR_NAMES,
         """5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692
         942cd6a4bcdd0dd3c604fbe906cb4421 ae636b3ba5c66a11e91e8cb52e771fcb
         53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d""",
-        *("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "."),
+        *("cifar-10-batches-bin", "cifar10", "."),
         archive="cifar-10-binary.tar.gz",
     ),
 }

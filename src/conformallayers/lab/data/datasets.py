@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConformalError, missing_extra, refusal, shape_text
+from ...errors import ConformalError, missing_extra, refusal
 from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
 from . import files
@@ -36,6 +36,7 @@ class Dataset:
         train_labels, test_labels: (N,), int64, from 0 to ``classes`` - 1.
         classes: their number, and the number of outputs of a network that is trained on them.
         labels: a name for every class, if they have other names than those of the catalogue.
+        pictures: the digest of a folder of pictures.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Dataset:
     test_labels: Tensor
     classes: int = CLASSES
     labels: tuple[str, ...] | None = None
+    pictures: str | None = None
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train_labels, self.test_labels])
@@ -53,6 +55,18 @@ class Dataset:
             expected, got = f"labels from 0 to {self.classes - 1}", str(wrong[0].item())
             remedy = "Give the number of classes: Dataset(classes=...)."
             raise refusal(f"dataset {self.name}", expected, got, remedy)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a training run that follow from the data set."""
+        shape = tuple(self.train_images.shape[1:])
+        keeps_shape = self.pictures is not None or max(shape[1:]) > IMAGE_SHAPE[1]
+        return {
+            "classes": self.classes,
+            "labels": list(self.labels) if self.labels else None,
+            "in_shape": list(shape) if keeps_shape else None,
+            "pictures": self.pictures,
+        }
 
     def split(self, validation: float | int) -> tuple[Dataset, Dataset]:
         """Hold out training images, a share below 1 or a count; return the rest, and a data set that tests on them.
@@ -93,18 +107,32 @@ class Dataset:
         return first, rest
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool = True) -> Dataset:
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    size: str | int | None = None,
+    verify: bool = True,
+    where: str = "train",
+) -> Dataset:
     """Read a data set into memory.
 
     Args:
-        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"digits"`` or ``"shapes"``.
-        root: the folder of the data; None takes CONFORMALLAYERS_DATA, else ``data``.
+        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"digits"``, ``"shapes"``, or a folder of pictures.
+        root: the folder of the known sets; None takes CONFORMALLAYERS_DATA, else ``data``.
+        size: of pictures, such as ``48`` or ``"48x64"``; None means 32.
         verify: compare checksums; False accepts your own data in the same format.
+        where: the command, for error messages.
 
     Examples:
         >>> load("digits").train_images.shape
         torch.Size([1347, 1, 8, 8])
     """
+    if is_pictures(name):
+        return _read_pictures(find_pictures(name, where), (3, *parse_size(size)))
+    if size is not None:
+        remedy = "Leave it out: its images have a size."
+        raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
     if name == DIGITS:
         found = digits()
         train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
@@ -114,22 +142,24 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         first, rest = slice(TRAIN_SHAPES), slice(TRAIN_SHAPES, None)
         parts = drawn[first], classes[first], drawn[rest], classes[rest]
         return Dataset(name, *parts, classes=len(LABELS[name]))
-    place = files.require(name, files.data_root(root))
-    read = {}
-    for path in place.paths:
-        for file, where, data in files.read_files(place.layout, path):
-            read[file] = files.read_arrays(place.layout, file, data, str(where), verify)
+    return _read_known(name, files.data_root(root), verify)
+
+
+def _read_known(name: str, root: Path, verify: bool) -> Dataset:
+    read = {
+        file: files.read_arrays(name, file, data, str(path), verify)
+        for file, path, data in files.read_files(name, root)
+    }
     tensors: list[Any] = []
     for prefixes in (("train", "data"), ("t10k", "test")):
-        # In the order of the catalogue, which an archive may not have.
-        arrays = [read[file] for file in place.layout.checksums if file.startswith(prefixes)]
+        arrays = [found for file, found in read.items() if file.startswith(prefixes)]
         images, labels = (
             np.concatenate([found[kind] for found in arrays if kind in found])
             for kind in ("images", "labels")
         )
         if len(images) != len(labels):
             got, remedy = f"{len(labels)} for {len(images)}", "Get both from the same set."
-            raise refusal(f"{name} in {place.path}", "as many labels as images", got, remedy)
+            raise refusal(f"dataset {name}", "as many labels as images", got, remedy)
         tensors += [torch.from_numpy(images), torch.from_numpy(labels).long()]
     return Dataset(name, *tensors)
 
@@ -139,20 +169,16 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, 
     if name in WITHOUT_FILES:
         yield f"{name}, which {WITHOUT_FILES[name]}", None
         return
-    where = name
     try:
-        place = files.require(name, root)
-        for path in place.paths:
-            where = str(path)
-            for file, inside, data in files.read_files(place.layout, path):
-                where, fault = str(inside), None
-                try:
-                    files.read_arrays(place.layout, file, data, where, verify)
-                except ConformalError as error:
-                    fault = str(error).removeprefix(f"{where}: ")
-                yield where, fault
+        for file, path, data in files.read_files(name, root):
+            fault = None
+            try:
+                files.read_arrays(name, file, data, str(path), verify)
+            except ConformalError as error:
+                fault = str(error).removeprefix(f"{path}: ")
+            yield str(path), fault
     except ConformalError as error:  # missing, or a file that cannot be read
-        yield where, str(error).removeprefix(f"{where}: ")
+        yield name, str(error)
 
 
 def digits() -> Dataset:
@@ -216,70 +242,13 @@ def _draw_shape(kind: str, random: np.random.Generator) -> files.Bytes:
     return pixels
 
 
-# -- by name or folder ------------------------------------------------------------------------------
+# -- folders of pictures, and data sets to test on ----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class UnreadDataset:
-    """A data set that is not read yet.
-
-    Args:
-        name: a known name, or the absolute path of a folder.
-        options: of a run, as the data set determines them: classes; of a folder also labels, in_shape, size and pictures.
-        read: reads the images.
-    """
-
-    name: str
-    options: dict[str, Any]
-    read: Callable[[], Dataset]
-
-
-def find_source(
-    dataset: str | Dataset,
-    size: str | int | None = None,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    verify: bool = True,
-    where: str = "train",
-) -> UnreadDataset:
-    """Look up a data set; a folder of pictures is listed, and nothing is decoded yet.
-
-    Args:
-        dataset: a name, a folder of pictures, or a data set.
-        size: of pictures, such as ``48`` or ``"48x64"``; None means 32.
-        root, verify: as in :func:`load`.
-        where: the command, for error messages.
-    """
-    if isinstance(dataset, str) and is_pictures(dataset):
-        pictures, sides = find_pictures(dataset, where), parse_size(size)
-        options: dict[str, Any] = {
-            "classes": len(pictures.labels),
-            "labels": list(pictures.labels),
-            "in_shape": [3, *sides],
-            "size": None if size is None else str(size),
-            "pictures": pictures.digest,
-        }
-        return UnreadDataset(str(pictures.folder), options, lambda: _read_pictures(pictures, sides))
-    if size is not None:
-        name = dataset if isinstance(dataset, str) else dataset.name
-        remedy = "Leave it out: its images have a size."
-        raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
-    if isinstance(dataset, str):
-        options = {"classes": len(LABELS.get(dataset, range(CLASSES)))}
-        return UnreadDataset(dataset, options, lambda: load(dataset, root, verify=verify))
-    options = {"classes": dataset.classes}
-    if dataset.labels is not None:
-        options["labels"] = list(dataset.labels)
-    shape = tuple(dataset.train_images.shape[1:])
-    if len(shape) == 3 and max(shape[1:]) > IMAGE_SHAPE[1]:
-        options["in_shape"] = list(shape)
-    return UnreadDataset(dataset.name, options, lambda: dataset)
-
-
-def _read_pictures(pictures: Pictures, size: tuple[int, int], channels: int = 3) -> Dataset:
-    names: Any = {"classes": len(pictures.labels), "labels": pictures.labels}
-    train, train_labels, test, test_labels = pictures.read(size, channels)
-    return Dataset(str(pictures.folder), train, train_labels, test, test_labels, **names)
+def _read_pictures(pictures: Pictures, shape: tuple[int, ...]) -> Dataset:
+    about: Any = {"labels": pictures.labels, "pictures": pictures.digest}
+    parts = pictures.read(shape)
+    return Dataset(str(pictures.folder), *parts, classes=len(pictures.labels), **about)
 
 
 def load_test(
@@ -291,7 +260,6 @@ def load_test(
     *,
     verify: bool,
     where: str,
-    option: str = "--dataset",
     only_test: bool = True,
 ) -> Dataset:
     """Read a data set to test a network on, by default that of its training.
@@ -305,14 +273,14 @@ def load_test(
         labels: names of the network's classes.
         shape: of the network's input.
         root, verify: as in :func:`load`.
-        where, option: the command and the option that names the set, for error messages.
+        where: the command and its option that names the set, for error messages.
         only_test: leave pictures for training out.
     """
     trained, digest = about.get("dataset"), about.get("pictures")
     name = name or (trained if trained in SHAPES or digest else None)
     if name is None:
         expected = "the set of the test images" if only_test else "images to calibrate with"
-        raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
+        raise refusal(where, expected, "none", "Name a data set, such as mnist.")
     if not is_pictures(name):
         data = load(name, root, verify=verify)
         return data if digest is None or labels is None else _renumbered(data, labels, where)
@@ -324,12 +292,9 @@ def load_test(
             raise refusal(where, "the folder as it was for the training", got, remedy)
         if only_test and not pictures.has_parts:
             pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        remedy = "In Python, evaluate takes any images as a Dataset."
-        raise refusal(where, "a network for pictures, (1 or 3, H, W)", shape_text(shape), remedy)
     if only_test:
         pictures = replace(pictures, train=())
-    data = _read_pictures(pictures, (shape[1], shape[2]), channels=shape[0])
+    data = _read_pictures(pictures, shape)
     return data if labels is None else _renumbered(data, labels, where)
 
 

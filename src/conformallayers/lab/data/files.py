@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import math
 import os
 import tarfile
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+import zlib
+from collections.abc import Collection, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ConformalError, refusal
+from ...errors import first_line, refusal
 from ...utils.files import replace_file
 from ..checks import require_choice
-from .catalogue import CLASSES, LAYOUTS, NAMES, WITHOUT_FILES, Layout
+from .catalogue import LAYOUTS, NAMES, WITHOUT_FILES
 
 Bytes = npt.NDArray[np.uint8]
 VARIABLE = "CONFORMALLAYERS_DATA"
 _AGAIN = "Get the file again."
-_CHUNK = 1 << 20  # bytes of a download at a time
 _TIMEOUT = 60.0  # seconds without a byte
 _CIFAR = (3, 32, 32)
 
@@ -36,115 +35,68 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     return Path(root or os.environ.get(VARIABLE) or "data").expanduser()
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder or a tar archive, and the files of a layout that exist there, by their name in the catalogue."""
-
-    layout: Layout
-    path: Path
-    found: dict[str, Path]
-
-    @property
-    def paths(self) -> list[Path]:
-        """The existing files, an archive once."""
-        return list(dict.fromkeys(self.found.values()))
-
-    @property
-    def missing(self) -> list[str]:
-        """The files that do not exist."""
-        return [str(self.path / name) for name in self.layout.checksums if name not in self.found]
-
-
-def _places(name: str, root: Path) -> Iterator[Place]:
-    """Yield where a data set is searched for, in this order."""
+def find_files(name: str, root: Path) -> tuple[Path, dict[str, Path]]:
+    """Return the folder with most files of a data set, and where each of them is stored there."""
     layout = LAYOUTS[name]
+    best: tuple[Path, dict[str, Path]] = root / layout.folders[0], {}
     for folder in (root / one for one in layout.folders):
         found = {
-            file: folder / spelling
+            file: folder / stored
             for file in layout.checksums
-            for spelling in reversed(layout.spellings(file))  # the first that exists is kept
-            if os.path.isfile(folder / spelling)
+            for stored in reversed(layout.stored_names(file))  # the file itself goes first
+            if (folder / stored).is_file()
         }
-        yield Place(layout, folder, found)
-        if layout.archive and os.path.isfile(archive := folder / layout.archive):
-            yield Place(layout, archive, dict.fromkeys(layout.checksums, archive))
-
-
-def _locate(name: str, root: Path) -> Place:
-    """Return the first complete place, else the one with most files, which may be none."""
-    return max(_places(name, root), key=lambda place: len(place.found))
-
-
-def require(name: str, root: Path) -> Place:
-    """Return the place of a data set with all its files, or raise an error that names the missing."""
-    remedy = "Run conformallayers data list, or name a folder of pictures."
-    require_choice("dataset", name, NAMES, remedy)
-    place = _locate(name, root)
-    if not place.missing:
-        return place
-    remedy = (
-        f"Run conformallayers data get {name} --source FOLDER_OR_ADDRESS, "
-        f"or name the folder by --data-root or {VARIABLE}."
-    )
-    raise refusal(f"dataset {name}", ", ".join(place.missing), "no such file", remedy)
+        best = max(best, (folder, found), key=lambda place: len(place[1]))
+    return best
 
 
 def found_where(root: Path) -> dict[str, str]:
     """Return where each known data set is; ``""`` if it was not found."""
     where = {}
-    for name in LAYOUTS:
-        place = _locate(name, root)
-        missing = f" ({len(place.missing)} missing)" if place.missing else ""
-        where[name] = f"{place.path}{missing}" if place.found else ""
+    for name, layout in LAYOUTS.items():
+        folder, found = find_files(name, root)
+        missing = len(layout.checksums) - len(found)
+        where[name] = f"{folder}{f' ({missing} missing)' if missing else ''}" if found else ""
     return where | WITHOUT_FILES
 
 
-def read_files(
-    layout: Layout, path: Path, called: str | None = None
-) -> Iterator[tuple[str, Path, bytes]]:
-    """Yield the name in the catalogue, the path and the bytes of one file, or of all files of an archive.
+def read_files(name: str, root: Path) -> Iterator[tuple[str, Path, bytes]]:
+    """Yield name, path and bytes of each file of a data set; refuse a missing or unreadable one."""
+    require_choice("dataset", name, NAMES, "Or name a folder of pictures.")
+    folder, found = find_files(name, root)
+    missing = [str(folder / file) for file in LAYOUTS[name].checksums if file not in found]
+    if missing:
+        remedy = (
+            f"Run conformallayers data get {name} --source FOLDER_OR_ADDRESS, "
+            f"or name the folder by --data-root or {VARIABLE}."
+        )
+        raise refusal(f"dataset {name}", ", ".join(missing), "no such file", remedy)
+    for path in dict.fromkeys(found.values()):
+        wanted = [file for file, stored in found.items() if stored == path]
+        for file, data in _unpack(path.read_bytes(), str(path), wanted).items():
+            yield file, path if len(wanted) == 1 else path / file, data
 
-    Args:
-        layout: of the data set.
-        path: of the file or archive.
-        called: its name, if the path is that of a temporary file.
-    """
-    called = called or path.name
+
+def _unpack(data: bytes, path: str, wanted: Collection[str]) -> dict[str, bytes]:
+    """Return the bytes of the wanted files from a tar archive, a gzipped file, or the file itself."""
     try:
-        if called == layout.archive:
-            yield from _archived_files(layout, path)
-            return
-        opened = gzip.open if called.endswith(".gz") else open
-        with opened(path, "rb") as file:
-            name = next(name for name in layout.checksums if called in layout.spellings(name))
-            yield name, path, file.read()
-    except ConformalError:
-        raise
-    except Exception as error:  # damaged archives raise anything
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
+        if not path.endswith(".tar.gz"):
+            return dict.fromkeys(wanted, gzip.decompress(data) if path.endswith(".gz") else data)
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            members = (
+                (Path(one.name).name, archive.extractfile(one)) for one in archive if one.isreg()
+            )
+            found = {name: file.read() for name, file in members if name in wanted and file}
+            return {name: found[name] for name in wanted}
+    except KeyError as error:
+        raise refusal(path, f"an archive with {error.args[0]}", "one without", _AGAIN) from error
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise refusal(path, "a file that can be read", first_line(error), _AGAIN) from error
 
 
-def _archived_files(layout: Layout, path: Path) -> Iterator[tuple[str, Path, bytes]]:
-    wanted = set(layout.checksums)
-    with tarfile.open(path, "r|gz") as archive:
-        for member in archive:
-            name = Path(member.name).name
-            if name in wanted and member.isreg():  # a link would lead elsewhere
-                wanted.remove(name)
-                content = archive.extractfile(member)
-                yield name, path / member.name, content.read() if content else b""
-    if wanted:
-        expected = f"an archive with {', '.join(sorted(wanted))}"
-        raise refusal(str(path), expected, "one without", _AGAIN)
-
-
-def md5(*parts: Any) -> str:
+def md5(data: bytes) -> str:
     """Return the MD5 of bytes, a guard against accidents and not against attacks."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _check_md5(data: bytes, expected: str, where: str) -> None:
@@ -156,8 +108,8 @@ def _check_md5(data: bytes, expected: str, where: str) -> None:
 # -- formats ----------------------------------------------------------------------------------------
 
 
-def read_arrays(layout: Layout, file: str, data: bytes, where: str, verify: bool) -> dict[str, Any]:
-    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds, by its name."""
+def read_arrays(name: str, file: str, data: bytes, where: str, verify: bool) -> dict[str, Any]:
+    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file of a data set holds."""
     found: dict[str, Bytes]
     if file.endswith(".bin"):
         record = 1 + math.prod(_CIFAR)
@@ -170,11 +122,8 @@ def read_arrays(layout: Layout, file: str, data: bytes, where: str, verify: bool
         found = {"images": read_idx(data, where, (28, 28))[:, None]}
     else:
         found = {"labels": read_idx(data, where, ())}
-    if "labels" in found and int(found["labels"].max()) >= CLASSES:
-        got = str(int(found["labels"].max()))
-        raise refusal(where, f"labels from 0 to {CLASSES - 1}", got, _AGAIN)
     if verify:  # the format goes first: its errors say more than a checksum does
-        _check_md5(data, layout.checksums[file], where)
+        _check_md5(data, LAYOUTS[name].checksums[file], where)
     return found
 
 
@@ -186,16 +135,13 @@ def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
         array([7, 9], dtype=uint8)
     """
     axes = 1 + len(item_shape)
-    start = 4 + 4 * axes
-    count, *sizes = (int(size) for size in np.frombuffer(data[4:start].ljust(4 * axes), ">u4"))
-    whole = start + count * math.prod(item_shape)
-    # The third byte is the code of unsigned bytes, the fourth the number of axes.
-    if data[:4] != bytes([0, 0, 8, axes]) or tuple(sizes) != item_shape or not count:
-        expected = f"an idx file of unsigned bytes, {' × '.join(['N', *map(str, item_shape)])}"
-        raise refusal(where, expected, f"the header {data[:start].hex()}", _AGAIN)
-    if len(data) != whole:
-        state = "truncated" if len(data) < whole else "too long"
-        raise refusal(where, f"{whole} bytes", f"{len(data)}: it is {state}", _AGAIN)
+    start, size = 4 + 4 * axes, math.prod(item_shape)
+    # The code of unsigned bytes, the number of axes, and the sizes, of which the first is the count.
+    count = (len(data) - start) // size
+    header = bytes([0, 0, 8, axes]) + np.array([max(count, 0), *item_shape], ">u4").tobytes()
+    if data[:start] != header or len(data) != start + count * size or not count:
+        expected = f"a whole idx file of unsigned bytes, {' × '.join(['N', *map(str, item_shape)])}"
+        raise refusal(where, expected, f"{len(data)} bytes, {data[:start].hex()}…", _AGAIN)
     return np.frombuffer(data, np.uint8, offset=start).reshape(count, *item_shape)
 
 
@@ -203,59 +149,45 @@ def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
 
 
 def fetch(name: str, root: Path, source: str | None) -> list[Path]:
-    """Copy or download a data set and return the written files; correct files are kept.
+    """Copy or download a data set from a folder or web address, and return the written files.
 
-    The source is a folder with the files in a known layout, or the web address of one.
+    Files are checked and stored uncompressed; correct ones are kept.
     """
     require_choice("data get", name, NAMES, "Run conformallayers data list.")
-    if name in WITHOUT_FILES or (source is None and not _locate(name, root).missing):
+    if name in WITHOUT_FILES:
         return []
     layout = LAYOUTS[name]
     target = root / layout.folders[0]
     if source is None:
+        if len(find_files(name, root)[1]) == len(layout.checksums):
+            return []
         expected = "--source with a folder or a web address"
         remedy = f"Or put {', '.join(layout.checksums)} in {target}."
         raise refusal(f"data get {name}", expected, "none", remedy)
-    folder = Path(source).expanduser()
-    if source.startswith(("http://", "https://")):
-        base = source.rstrip("/")
-        files = (
-            [(layout.archive,)] if layout.archive else [(f"{f}.gz", f) for f in layout.checksums]
-        )
-        choices = [{target / one: f"{base}/{one}" for one in names} for names in files]
-    elif folder.is_dir():
-        paths = require(name, folder.resolve()).paths
-        choices = [{target / path.name: path.as_uri()} for path in paths]
-    else:
-        expected, got = "a folder, or an address that starts with http", f"{folder}, which is none"
-        raise refusal("data get --source", expected, got, "Name the folder that holds the files.")
-    written = (_fetch_one(layout, one) for one in choices)
-    return [path for path in written if path is not None]
-
-
-def _fetch_one(layout: Layout, choices: dict[Path, str]) -> Path | None:
-    """Write the first alternative that exists at its address; None if a correct file is there already."""
-
-    def verify(path: str | Path, called: str) -> None:
-        for file, _, data in read_files(layout, Path(path), called):
-            _check_md5(data, layout.checksums[file], called)
-
-    for target in choices:
-        try:
-            verify(target, target.name)
-            return None
-        except ConformalError:
+    is_web = source.startswith(("http://", "https://"))
+    base = source.rstrip("/") if is_web else Path(source).expanduser().resolve().as_uri()
+    written: list[Path] = []
+    for file, digest in layout.checksums.items():
+        path = target / file
+        if path.is_file() and md5(path.read_bytes()) == digest:
             continue
+        wanted = layout.checksums if layout.archive else [file]
+        for one, data in _download(base, layout.stored_names(file), wanted).items():
+            _check_md5(data, layout.checksums[one], f"{base}/{one}")
+            target.mkdir(parents=True, exist_ok=True)
+            replace_file(target / one, [data])
+            written.append(target / one)
+    return written
+
+
+def _download(base: str, names: tuple[str, str], wanted: Collection[str]) -> dict[str, bytes]:
+    """Return a file, or all files of an archive, under the first of the names that exists."""
     reasons = []
-    for target, address in choices.items():
+    for name in names:
         try:
-            with urllib.request.urlopen(address, timeout=_TIMEOUT) as stream:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                chunks = iter(partial(stream.read, _CHUNK), b"")
-                replace_file(target, chunks, partial(verify, called=target.name))
+            with urllib.request.urlopen(f"{base}/{name}", timeout=_TIMEOUT) as stream:
+                return _unpack(stream.read(), name, wanted if name == names[1] else [names[0]])
         except (OSError, HTTPException) as error:
-            reasons.append(f"{address}: {error}")
-            continue
-        return target
-    remedy = "Name the address of the folder that holds the files."
+            reasons.append(f"{base}/{name}: {error}")
+    remedy = "Name the folder that holds the files, or its address."
     raise refusal("data get --source", "files at that address", "; ".join(reasons), remedy)

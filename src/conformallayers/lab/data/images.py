@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,7 @@ SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"),
 )
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that runs a program
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-_SIXTEEN = ("I;16", "I;16B", "I;16L")
-_PIXELS = 2**26  # largest image that is decoded
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF values that swap width and height
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits or less
 
 
 class Unreadable(Exception):
@@ -48,21 +44,13 @@ def files_below(
                 yield os.path.join(place, name)
 
 
-def read_image(
-    source: str | IO[bytes],
-    shape: tuple[int, ...],
-    white: float = 1.0,
-    resize: bool = False,
-    opaque: bool = False,
-) -> Array:
-    """Return an image as (C, H, W), float32, black 0 and white ``white``.
+def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = False) -> Array:
+    """Return an image as (C, H, W), float32, with values in [0, 1]; transparent pixels are put over white.
 
     Args:
         source: the path of a file, or an open file.
         shape: of the network's input.
-        white: value of a white pixel.
         resize: scale an image of another size instead of refusing it.
-        opaque: put transparent pixels over white instead of refusing them.
 
     Raises:
         Unreadable: not an image, damaged, too large, or of another shape.
@@ -75,27 +63,17 @@ def read_image(
         try:
             if isinstance(source, str):
                 require_file(source)
-            with Image.open(source, formats=_formats()) as image:
-                return _pixels(image, shape, resize, opaque) * np.float32(white)
+            with Image.open(source, formats=_FORMATS) as image:
+                return _pixels(image, shape, resize)
         except Unreadable:
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise Unreadable("too many pixels") from error
         except UnidentifiedImageError as error:
             raise Unreadable(f"no image of {', '.join(_FORMATS)}") from error
-        except OSError as error:
-            reason = error.strerror or f"a damaged image ({first_line(error)})"
-            raise Unreadable(reason) from error
         except Exception as error:  # decoders raise anything for damaged files
-            raise Unreadable(f"a damaged image ({first_line(error)})") from error
-
-
-@lru_cache(maxsize=1)
-def _formats() -> tuple[str, ...]:
-    from PIL import Image
-
-    Image.init()  # otherwise Pillow registers only the most common formats
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise Unreadable(reason or f"a damaged image ({first_line(error)})") from error
 
 
 def need_pillow() -> None:
@@ -106,7 +84,7 @@ def need_pillow() -> None:
         raise missing_extra("pillow", "experiments", "reading images") from error
 
 
-def _pixels(image: Picture, shape: tuple[int, ...], resize: bool, opaque: bool) -> Array:
+def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
     """Return the pixels, (C, H, W), in [0, 1]."""
     from PIL import Image, ImageOps
 
@@ -114,40 +92,18 @@ def _pixels(image: Picture, shape: tuple[int, ...], resize: bool, opaque: bool) 
     # Photographs of phones hold a second picture, which MPO calls a frame.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise Unreadable("several images in one file")
-    size = image.size[::-1] if image.getexif().get(_ORIENTATION) in _TURNED else image.size
-    if size != (width, height) and not resize:
-        found = f"{size[0]}×{size[1]} pixels where the model takes {width}×{height}"
-        raise Unreadable(f"{found}; --resize scales them")
-    if size[0] * size[1] > _PIXELS:
-        raise Unreadable(f"too many pixels: {size[0]}×{size[1]}")
-    if image.mode not in (*_MODES, *_SIXTEEN):
+    if image.mode not in _MODES:
         raise Unreadable(f"pixels of mode {image.mode}, whose white is not known")
     upright = ImageOps.exif_transpose(image)
-    if upright.mode in _SIXTEEN:
-        values = np.asarray(upright).astype(np.float32) / np.float32(65535)
-        grey = _resized(Image.fromarray(values), (width, height))
-        return np.repeat(np.asarray(grey, np.float32)[None], channels, 0)
-    plain = _without_alpha(upright, opaque).convert("L" if channels == 1 else "RGB")
-    plain = _resized(plain, (width, height))
+    if upright.size != (width, height) and not resize:
+        found = f"{upright.width}×{upright.height} pixels where the model takes {width}×{height}"
+        raise Unreadable(f"{found}; --resize scales them")
+    if upright.has_transparency_data:
+        upright = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    plain = upright if upright.mode in ("1", "L") else upright.convert("RGB")
+    plain = plain.convert("L" if channels == 1 else "RGB")
+    if plain.size != (width, height):
+        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
     values = np.asarray(plain, np.float32).reshape(height, width, channels)
     return np.ascontiguousarray(values.transpose(2, 0, 1)) / np.float32(255)
-
-
-def _resized(image: Picture, size: tuple[int, int]) -> Picture:
-    """Scale with an antialiasing filter."""
-    from PIL.Image import Resampling
-
-    return image if image.size == size else image.resize(size, Resampling.BILINEAR)
-
-
-def _without_alpha(image: Picture, over_white: bool) -> Picture:
-    """Return an image without its alpha channel; transparent pixels are put over white, or refused."""
-    from PIL import Image
-
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        if over_white:
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        elif np.asarray(image.getchannel("A")).min() < 255:
-            raise Unreadable("transparent pixels, whose colour is not known")
-    return image.convert("RGB") if image.mode not in ("1", "L") else image

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +24,8 @@ TEST_SHARE = 0.2  # of each class, held out for testing
 _LARGEST = 1024  # pixels of a side
 _SHOWN = 5  # names in an error message
 _HELD_OUT = ("test", "val", "valid", "validation")
-# Folders of these names hold parts of a data set; with folders in them they are no classes.
-_SPLITS = ("train", *_HELD_OUT, "training", "testing", "dev", "eval")
+# With folders in them, folders of these names are parts of a data set and not classes.
+_PARTS = ("train", *_HELD_OUT, "training", "testing", "dev", "eval")
 _LAYOUT = "Give a folder with one sub-folder of pictures per class."
 File = tuple[str, int]  # the path below the folder, and the class
 
@@ -78,25 +77,23 @@ class Pictures:
         """SHA-256 of the names, the sizes and the parts of all files."""
         digest = hashlib.sha256()
         for part, files in (("train", self.train), ("test", self.test)):
-            for path in sorted((path for path, _ in files), key=_portable):
+            for path in sorted(path for path, _ in files):
                 place = self.folder / path
                 # A link to nothing is refused when the pictures are read.
-                size = place.stat().st_size if os.path.exists(place) else -1
-                digest.update(f"{part} {_portable(path).hex()} {size}\n".encode())
+                size = place.stat().st_size if place.exists() else -1
+                digest.update(f"{part} {_name_hash(path).hex()} {size}\n".encode())
         return digest.hexdigest()
 
-    def read(self, size: tuple[int, int], channels: int = 3) -> tuple[Tensor, ...]:
-        """Decode the pictures: images (N, channels, H, W), unsigned bytes, and labels (N,), for training and for test.
+    def read(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decode the pictures: images (N, *shape), unsigned bytes, and labels (N,), for training and for test.
 
-        They are scaled to the size and put upright, transparent pixels over white; a folder with a broken picture is
-        refused.
+        They are scaled to the shape and put upright; a folder with a broken picture is refused.
         """
-        shape, broken = (channels, *size), []
-        files = (*self.train, *self.test)
+        files, broken = (*self.train, *self.test), []
         images = np.empty((len(files), *shape), np.uint8)
         for index, (path, _) in enumerate(progress(files, len(files), "pictures")):
             try:
-                values = read_image(str(self.folder / path), shape, 255.0, resize=True, opaque=True)
+                values = 255 * read_image(str(self.folder / path), shape, resize=True)
                 images[index] = values.round().astype(np.uint8)
             except Unreadable as fault:
                 broken.append(f"{printable(path)} ({printable(str(fault))})")
@@ -120,39 +117,29 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     need_pillow()
     root = Path(folder).absolute()
     where = f"{where} {printable(str(folder))}"
-    names = _sub_folders(root, where)
-    parts = {name.lower(): name for name in names}
-    held_out = [parts[name] for name in _HELD_OUT if name in parts]
-    has_parts = bool(held_out) and set(parts) <= {"train", *_HELD_OUT} and "train" in parts
+    labels = _sub_folders(root, where)
+    held_out = next((name for name in _HELD_OUT if name in labels), None)
+    has_parts = any(n.lower() in _PARTS and any((root / n).glob("[!.]*/")) for n in labels)
     if has_parts:
-        labels = _sub_folders(root / parts["train"], where)
-        others = _sub_folders(root / held_out[0], where)
+        if held_out is None or not {"train"} <= set(labels) <= {"train", *_HELD_OUT}:
+            expected = "train and test, train and val, or folders of classes"
+            raise refusal(where, expected, ", ".join(labels), "Move other folders away.")
+        labels, others = (_sub_folders(root / part, where) for part in ("train", held_out))
         if labels != others:
             other = ", ".join(sorted(set(labels) ^ set(others)))
-            expected = f"the same classes in {parts['train']} and {held_out[0]}"
+            expected = f"the same classes in train and {held_out}"
             raise refusal(where, expected, f"{other} in one", _LAYOUT)
         train, test = (
-            [_class_files(root, os.path.join(part, label), where) for label in labels]
-            for part in (parts["train"], held_out[0])
+            [_class_files(root, f"{part}/{label}", where) for label in labels]
+            for part in ("train", held_out)
         )
     else:
-        odd = [n for n in names if n.lower() in _SPLITS and any((root / n).glob("[!.]*/"))]
-        if odd:
-            expected = "train and test, train and val, or folders of classes"
-            remedy = f"Move other folders away, or rename {odd[0]} if it is a class."
-            raise refusal(where, expected, ", ".join(names), remedy)
-        labels, train, test = names, [], []
-        for label in labels:
-            files = _class_files(root, label, where)
-            if len(files) < 2:
-                remedy = "Add pictures: one is for training and one for testing at least."
-                raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
-            count = max(1, round(TEST_SHARE * len(files)))
-            test.append(files[:count])
-            train.append(files[count:])
+        classes = [_class_files(root, label, where, at_least=2) for label in labels]
+        counts = [max(1, round(TEST_SHARE * len(files))) for files in classes]
+        test = [files[:count] for files, count in zip(classes, counts, strict=True)]
+        train = [files[count:] for files, count in zip(classes, counts, strict=True)]
     if len(labels) < 2:
-        got = f"one, {labels[0]}" if labels else "none"
-        raise refusal(where, "two classes or more", got, _LAYOUT)
+        raise refusal(where, "two classes or more", ", ".join(labels) or "none", _LAYOUT)
     return Pictures(root, tuple(labels), _numbered(train), _numbered(test), has_parts)
 
 
@@ -166,37 +153,29 @@ def _sub_folders(folder: Path, where: str) -> list[str]:
         got = "a file" if folder.exists() else "no such folder"
         raise refusal(where, "a folder with one sub-folder per class", got, _LAYOUT)
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for path in entries:
-        if path.name.lower().endswith(SUFFIXES) and not path.is_dir():
-            got = f"the picture {printable(path.name)} beside them"
-            raise refusal(where, "pictures in the folders of their classes", got, "Move it.")
-    names = [path.name for path in entries if path.is_dir()]
-    for name in names:
-        if printable(name) != name or name != name.strip():
-            got = printable(name)
-            raise refusal(where, "folder names that can be printed", got, "Rename the folder.")
-    return names
+    loose = [path.name for path in entries if path.name.lower().endswith(SUFFIXES)]
+    if loose:
+        got = f"the picture {printable(loose[0])} beside them"
+        raise refusal(where, "pictures in the folders of their classes", got, "Move it.")
+    return [path.name for path in entries if path.is_dir()]
 
 
-def _class_files(root: Path, below: str, where: str) -> list[str]:
+def _class_files(root: Path, below: str, where: str, at_least: int = 1) -> list[str]:
     """Return the files of a class as paths below the root, sorted by the hash of their names.
 
     A file that is added leaves the order of the others.
     """
 
     def fail(error: OSError) -> None:
-        reason = f"{printable(str(error.filename))}: {error.strerror}"
-        raise refusal(where, "folders that can be read", reason, "Check their permissions.")
+        raise error
 
     pictures = files_below(str(root / below), SUFFIXES, fail)
     files = [os.path.relpath(path, root) for path in pictures]
-    if not files:
-        remedy = "Add pictures, or remove the folder."
-        raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
-    return sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest())
+    if len(files) < at_least:
+        expected = f"{at_least} or more pictures of the class {below}"
+        raise refusal(where, expected, str(len(files)), "Add pictures, or remove the folder.")
+    return sorted(files, key=_name_hash)
 
 
-def _portable(path: str) -> bytes:
-    """Return a path as bytes that are the same on every system: with slashes, letters composed."""
-    text = unicodedata.normalize("NFC", PurePath(path).as_posix())
-    return text.encode("utf-8", "surrogateescape")
+def _name_hash(path: str) -> bytes:
+    return hashlib.sha256(PurePath(path).as_posix().encode("utf-8", "surrogateescape")).digest()

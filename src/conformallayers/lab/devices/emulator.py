@@ -158,15 +158,18 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     """Run one network on the device, and return its record."""
     loaded = load_model(network, "device")
     folded = loaded.fold("device")
-    where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
+    where: Any = {
+        "verify": chosen.verify,
+        "where": "device --dataset",
+        "only_test": chosen.dtype != INT8,
+    }
     notes = loaded.about, loaded.labels, folded.input_shape
     data = load_test(chosen.dataset, *notes, chosen.data_root, **where)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     check_shape(folded.input_shape, images, f"device {loaded.path}")
-    white = loaded.white
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
-        folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
-    x = white * as_input(images, shape=folded.input_shape)
+        folded = quantize(folded, calibration_images(data, folded, CALIBRATION))
+    x = as_input(images, shape=folded.input_shape)
     with torch.inference_mode():
         parts = [folded(part.to(folded.dtype)) for part in x.split(_BATCH)]
     expected, labels = torch.cat(parts).float(), truth.numpy()

@@ -110,7 +110,7 @@ def config_of(
     Epochs, batch size and moves of the images are those of StageNet's preset for all; each keeps the learning rate and
     the weight decay of its own preset.
     """
-    stage = preset_options(PRESET, "StageNet", dataset)
+    stage = preset_options("StageNet", dataset)
     shared: dict[str, Any] = {key: stage[key] for key in _BUDGET if key in stage}
     if epochs is not None:
         shared["epochs"] = epochs

@@ -33,7 +33,7 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
     out.mkdir(parents=True, exist_ok=True)
-    how: Any = {"verify": options.verify, "where": "inspect"}
+    how: Any = {"verify": options.verify, "where": "inspect --dataset"}
     notes = loaded.about, loaded.labels, shape
     dataset = load_test(options.dataset, *notes, options.data_root, **how)
     x = as_input(dataset.test_images[: options.samples], shape=shape)

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...utils.files import write_json
 from ..checks import command_line, require_choice, require_same
-from ..data.datasets import Dataset, find_source
+from ..data.datasets import Dataset, load
 from ..options import SweepOptions
 from ..report import figures
 from ..training.config import DERIVED, TrainConfig, make_config
@@ -43,7 +43,7 @@ _FIXED = (
     *DERIVED,
 )
 _FORM = "NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE"
-_REMEDY = "Such as --space learning_rate=1e-4:0.1:log optimizer=adam,sgd."
+_REMEDY = "Such as --space learning_rate=1e-4:0.1:log optimizer=adam,rmsprop."
 
 
 def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions, say: Say = print) -> Row:
@@ -53,12 +53,14 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions, say: 
     continues the study, and several processes may share one storage.
     """
     how: Any = {"verify": options.verify, "where": "sweep"}
-    source = find_source(dataset, options.size, options.data_root, **how)
+    source = dataset
+    if not isinstance(source, Dataset):
+        source = load(source, options.data_root, size=options.size, **how)
     names = {"network": absolute(network), "dataset": source.name}
     derived = {**source.options, "source": source_hash(names["network"])}
     config = make_config(**names, epochs=options.max_epochs, seed=options.seed, **derived)
     own = parse_space(options.space, config)
-    train_set, held_out = source.read().split(options.validation)
+    train_set, held_out = source.split(options.validation)
     if options.subset is not None:
         train_set = train_set.subset(options.subset)
     images = len(train_set.train_labels)
@@ -205,8 +207,7 @@ def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
     for text in texts:
         name, _, values = text.partition("=")
         require_choice("sweep --space", name := name.replace("-", "_"), known, _REMEDY)
-        # Adam refuses a momentum, but a trial may draw another optimizer.
-        usual = {**config.model_dump(), **({"optimizer": "sgd"} if name == "momentum" else {})}
+        usual = config.model_dump()
         ends, log = values.removesuffix(":log"), values.endswith(":log")
         words = ends.split(":" if ":" in ends else ",")
         found: Any = [getattr(make_config(**{**usual, name: word}), name) for word in words]

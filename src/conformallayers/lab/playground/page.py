@@ -25,7 +25,7 @@ from ..checks import torch_settings
 from ..data.batches import from_images
 from ..data.catalogue import CLASSES, DIGITS, LABELS, SHAPES
 from ..data.datasets import digits
-from ..training.saved_models import locate, white_of
+from ..training.saved_models import locate
 
 LIMIT = 3 * 10**6  # bytes of the page
 NETWORK = "mnist-micro"  # of the zoo, where no other is named
@@ -94,7 +94,7 @@ def network_entry(path: Path) -> Json:
     return {
         "name": path.stem,
         "labels": list(net.labels or map(str, range(outputs[0]))),
-        "white": white_of(about, path),
+        "white": float(about.get("white", 1.0)),
         "fit": _FITS.get(str(about.get("dataset"))),
         "document": javascript_document(net.recipe, str(net.dtype).removeprefix("torch.")),
     }

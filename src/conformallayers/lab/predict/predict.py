@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -28,12 +29,12 @@ from ...zoo.catalogue import network_files
 from ..checks import require_choice, require_positive
 from ..data.images import Array, Unreadable, need_pillow
 from ..options import PredictOptions
-from ..training.saved_models import chosen_labels, load_model, locate, white_of
+from ..training.saved_models import chosen_labels, load_model, locate
 from .samples import Broken, Sample, find_samples
 
 FORMATS = ("table", "csv", "jsonl")
 _FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
-_WIDEST = 60  # most characters of the column of names
+_WIDTH = 24  # characters of a column of the table, unless an entry needs more
 ENGINES = ("auto", "torch", "numpy", "onnxruntime")
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 Batch = Sequence[Sample | Broken]
@@ -64,8 +65,6 @@ def run_predict(
     model: str | os.PathLike[str],
     paths: Sequence[str],
     options: PredictOptions | None = None,
-    *,
-    stdout: TextIO | None = None,
 ) -> int:
     """Write a row for every sample; report broken samples on standard error and skip them.
 
@@ -73,7 +72,6 @@ def run_predict(
         model: a file of :func:`conformallayers.save`, a run folder, a checkpoint, or a name of the zoo.
         paths: files and folders.
         options: how to read, run and write.
-        stdout: None takes that of the process.
 
     Returns:
         The number of broken samples.
@@ -88,16 +86,14 @@ def run_predict(
         scored: Iterable[Scored] = (score(batch, network, options) for batch in batches)
         if options.ray and batches:
             scored = stack.enter_context(_ray_batches(batches, model, options))
-        if options.out is None:
-            stream = sys.stdout if stdout is None else stdout
-        else:
+        stream = sys.stdout
+        if options.out is not None:
             (staged,) = stack.enter_context(staged_files(options.out))
             text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
             stream = stack.enter_context(open(staged, "w", **text))  # type: ignore[call-overload]
         if not stream.isatty():
             scored = progress(scored, len(batches), "images")
-        writer = Writer(stream, options.format, min(options.top, network.classes))
-        return _write(scored, writer)
+        return _write(scored, stream, options.format, min(options.top, len(network.labels)))
 
 
 def _check(options: PredictOptions) -> None:
@@ -106,23 +102,30 @@ def _check(options: PredictOptions) -> None:
     require_positive("predict", options, "top", "batch", "workers")
     require_choice("predict --format", options.format, FORMATS, "Leave it out for a table.")
     require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
-    if options.out is not None and options.out.is_dir():
-        got = f"the folder {options.out}"
-        raise refusal("predict --out", "a file", got, "Name a file in it.")
 
 
-def _write(batches: Iterable[Scored], writer: Writer) -> int:
-    """Write every batch as soon as it is predicted; return the number of broken samples."""
+def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> int:
+    """Write every batch as soon as it is predicted; return the number of broken samples.
+
+    Raises:
+        ClosedPipe: nobody reads the rows any more.
+    """
     good = broken = 0
     for batch in batches:
-        rows = [entry for entry in batch if isinstance(entry, Prediction)]
+        predictions = [entry for entry in batch if isinstance(entry, Prediction)]
         for entry in batch:
             if isinstance(entry, Broken):
                 line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
                 print(line, file=sys.stderr)
-        good, broken = good + len(rows), broken + len(batch) - len(rows)
-        if rows:
-            writer.write(rows)
+        try:
+            if predictions and not good:
+                stream.write(header(format, top))
+            stream.writelines(row(prediction, format) for prediction in predictions)
+            stream.flush()
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
+        good += len(predictions)
+        broken += len(batch) - len(predictions)
     if not good:
         got = f"none that could be read ({broken} broken)" if broken else "none"
         remedy = "Name images, .npy files, or folders with them."
@@ -138,50 +141,39 @@ class ReadyNetwork:
     Args:
         run: (B, *input_shape), float32 → (B, classes).
         input_shape: of one sample.
-        classes: the number of scores.
-        labels: names of the classes, or None.
-        white: value of a white pixel.
-        pictures: whether it was trained on a folder of pictures: transparent pixels are then put over white, as in
-            training.
+        labels: names of the classes.
         scales: whether images of another size are scaled: for folders of pictures and the zoo.
     """
 
     run: Callable[[Array], Array]
     input_shape: tuple[int, ...]
-    classes: int
-    labels: tuple[str, ...] | None
-    white: float
-    pictures: bool
+    labels: tuple[str, ...]
     scales: bool
-
-    def label(self, index: int) -> str:
-        """Return the name of a class."""
-        return str(index) if self.labels is None else self.labels[index]
 
 
 def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
     """Load a fold, or fold a run."""
-    engine, path = options.engine, os.fspath(model)
+    engine, path = options.engine, locate(model, "predict")
     if engine == "auto":  # the engines that start at once
         engine = "numpy" if importlib.util.find_spec("torch") is None else "torch"
     if engine == "numpy":
         from ...numpy import load
 
-        net: Any = load(locate(model, "predict"))
+        net: Any = load(path)
         run = net
     else:
-        net = load_model(model, "predict").fold("predict")
+        net = load_model(path, "predict").fold("predict")
         run = _torch_runner(net, engine, options.threads)
-    about, where = net.about or {}, f"predict {path}"
-    if len(net.output_shape) != 1 or not net.input_shape:
+    where = f"predict {os.fspath(model)}"
+    if len(net.output_shape) != 1:
         got = f"(B, {shape_text(net.output_shape)[1:]}"
         expected = "a network that gives scores (B, classes)"
         raise refusal(where, expected, got, "Add a Flatten and a head.")
-    classes, pictures = net.output_shape[0], "pictures" in about
-    labels = chosen_labels(options.labels, net.labels, classes, "predict", where)
-    scales = options.resize or pictures or (path in network_files() and not os.path.exists(path))
-    white = white_of(about, path)
-    return ReadyNetwork(run, net.input_shape, classes, labels, white, pictures, scales)
+    (classes,) = net.output_shape
+    labels = chosen_labels(options.labels, net.labels, classes, where)
+    scales = options.resize or "pictures" in (net.about or {}) or path in network_files().values()
+    numbers = tuple(map(str, range(classes)))
+    return ReadyNetwork(run, net.input_shape, labels or numbers, scales)
 
 
 def _torch_runner(folded: Any, engine: str, threads: int | None) -> Callable[[Array], Array]:
@@ -205,14 +197,13 @@ def _torch_runner(folded: Any, engine: str, threads: int | None) -> Callable[[Ar
 
 def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Scored:
     """Read and run one batch; broken samples keep their places."""
-    how = network.input_shape, network.white, network.scales, network.pictures
     found: Scored = []
     values: list[Array] = []
     places: list[tuple[int, str]] = []  # of the samples that were read, in the batch
     for sample in batch:
         if isinstance(sample, Sample):
             try:
-                values.append(sample.read(*how))
+                values.append(sample.read(network.input_shape, network.scales))
                 places.append((len(found), sample.name))
                 sample = Broken(sample.name, "scores that are not finite")
             except Unreadable as fault:
@@ -221,18 +212,18 @@ def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Score
     if values:
         for (place, name), scores in zip(places, network.run(np.stack(values)), strict=True):
             if np.isfinite(scores).all():
-                found[place] = likeliest(name, scores, options.top, network.label)
+                found[place] = likeliest(name, scores, options.top, network.labels)
     return found
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-def likeliest(name: str, scores: Array, top: int, label: Callable[[int], str]) -> Prediction:
+def likeliest(name: str, scores: Array, top: int, labels: Sequence[str]) -> Prediction:
     """Return the classes with the largest scores; ties keep the order of the classes.
 
     Examples:
-        >>> likeliest("a.png", np.array([0.0, np.log(3.0)]), 1, str).choices
+        >>> likeliest("a.png", np.array([0.0, np.log(3.0)]), 1, "01").choices
         (Choice(label='1', index=1, probability=0.75, score=1.09861),)
     """
     wide = scores.astype(np.float64)
@@ -241,7 +232,7 @@ def likeliest(name: str, scores: Array, top: int, label: Callable[[int], str]) -
     order = np.argsort(-wide, kind="stable")[:top]
     return Prediction(
         name,
-        tuple(Choice(label(int(i)), int(i), _digits(shares[i]), _digits(wide[i])) for i in order),
+        tuple(Choice(labels[i], int(i), _digits(shares[i]), _digits(wide[i])) for i in order),
     )
 
 
@@ -250,52 +241,35 @@ def _digits(value: Any) -> float:
     return float(f"{float(value):.6g}")
 
 
-class Writer:
-    """Write predictions in one of the formats."""
-
-    def __init__(self, stream: TextIO, format: str, top: int) -> None:
-        self._stream, self._top = stream, top
-        self._rows = {"table": self._table, "csv": self._csv, "jsonl": self._jsonl}[format]
-        self._begun = False
-        self._widths = [0] * (top + 1)
-
-    def write(self, predictions: Sequence[Prediction]) -> None:
-        """Write rows and flush them; raise ClosedPipe if nobody reads them any more."""
-        try:
-            self._rows(predictions)
-            self._stream.flush()
-        except BrokenPipeError as error:
-            raise ClosedPipe from error
-        self._begun = True
-
-    def _csv(self, predictions: Sequence[Prediction]) -> None:
-        rows = csv.writer(self._stream, lineterminator="\n")
-        if not self._begun:
-            ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
-            rows.writerow(["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)])
-        for found in predictions:
-            values = (value for choice in found.choices for value in astuple(choice))
-            rows.writerow(map(csv_text, (found.name, *values)))
-
-    def _jsonl(self, predictions: Sequence[Prediction]) -> None:
-        for found in predictions:
-            top = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in found.choices]
-            self._stream.write(json.dumps({"path": found.name, "top": top}) + "\n")
-
-    def _table(self, predictions: Sequence[Prediction]) -> None:
-        rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
-        if not self._begun:
-            rows.insert(0, ["image", *(f"{rank}." for rank in range(1, self._top + 1))])
-        for row in rows:  # a column never gets narrower
-            self._widths = [max(w, len(cell)) for w, cell in zip(self._widths, row, strict=True)]
-        self._widths[0] = min(self._widths[0], _WIDEST)
-        for row in rows:
-            cells = (cell.ljust(w) for w, cell in zip(self._widths, row, strict=True))
-            self._stream.write("  ".join(cells).rstrip() + "\n")
+def header(format: str, top: int) -> str:
+    """Return the line above the rows; none in jsonl."""
+    if format == "table":
+        return _table_line(["image", *(f"{rank}." for rank in range(1, top + 1))])
+    ranks = ["", *(f"_{rank}" for rank in range(2, top + 1))]
+    names = ["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)]
+    return _csv_line(names) if format == "csv" else ""
 
 
-def _cell(choice: Choice) -> str:
-    return f"{printable(choice.label)} {100 * choice.probability:.1f} % ({choice.score:.2f})"
+def row(prediction: Prediction, format: str) -> str:
+    """Return the line of a prediction."""
+    name, choices = prediction.name, [astuple(choice) for choice in prediction.choices]
+    if format == "csv":
+        return _csv_line([name, *(value for choice in choices for value in choice)])
+    if format == "jsonl":
+        top = [dict(zip(_FIELDS, choice, strict=True)) for choice in choices]
+        return json.dumps({"path": name, "top": top}) + "\n"
+    cells = (f"{label} {100 * share:.1f} % ({score:.2f})" for label, _, share, score in choices)
+    return _table_line([name, *cells])
+
+
+def _csv_line(values: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(map(csv_text, values))
+    return text.getvalue()
+
+
+def _table_line(cells: Sequence[str]) -> str:
+    return "  ".join(printable(cell).ljust(_WIDTH) for cell in cells).rstrip() + "\n"
 
 
 # -- Ray --------------------------------------------------------------------------------------------
@@ -313,9 +287,9 @@ def _ray_batches(
         import ray.data
     except ImportError as error:
         raise missing_extra("ray[data]", "ray", "predict --ray") from error
-    place: dict[str, Any] = {"address": options.address}
-    if options.address is None:  # only with "local" does Ray ignore clusters that already run
-        place = {"address": "local", "num_cpus": options.workers, "include_dashboard": False}
+    # Only with "local" does Ray ignore clusters that already run.
+    local = {"address": "local", "num_cpus": options.workers, "include_dashboard": False}
+    place: dict[str, Any] = {"address": options.address} if options.address else local
     try:
         ray.init(**place, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:

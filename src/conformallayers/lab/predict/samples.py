@@ -13,7 +13,6 @@ from ...errors import first_line, shape_text
 from ..data.images import SUFFIXES, Array, Unreadable, files_below, read_image, require_file
 
 ARRAY = ".npy"
-_WHITE = 255
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,13 @@ class Sample:
         """The path, with the row if there is one."""
         return self.path if self.row is None else f"{self.path}[{self.row}]"
 
-    def read(self, shape: tuple[int, ...], white: float, resize: bool, opaque: bool) -> Array:
-        """Return the values, float32; raise Unreadable if there are none of this shape."""
-        if self.row is not None:
-            return scaled(open_rows(self.path, shape)[self.row], white)
-        return read_image(self.path, shape, white, resize, opaque)
+    def read(self, shape: tuple[int, ...], resize: bool) -> Array:
+        """Return the values, float32, bytes scaled to [0, 1]; raise Unreadable if there are none of this shape."""
+        if self.row is None:
+            return read_image(self.path, shape, resize)
+        rows = open_rows(self.path, shape)
+        values: Array = rows[self.row].astype(np.float32)
+        return values / np.float32(255) if rows.dtype == np.uint8 else values
 
 
 @dataclass(frozen=True)
@@ -89,17 +90,10 @@ def open_rows(path: str, shape: tuple[int, ...]) -> Array:
         raise Unreadable(f"a damaged array ({first_line(error)})") from error
     if array.dtype.kind != "f" and array.dtype != np.uint8:
         raise Unreadable(f"an array of {array.dtype}; floats, or bytes from 0 to 255, are taken")
-    single = array.shape == shape or (shape[0] == 1 and array.shape == shape[1:])
-    grey = shape[0] == 1 and len(array.shape) == len(shape) and array.shape[1:] == shape[1:]
-    if not single and not grey and array.shape[1:] != shape:
+    # Grey images may come without their channel.
+    if array.shape[1:] != shape and (1, *array.shape[1:]) != shape:
         found, wanted = shape_text(array.shape), shape_text(shape)
         raise Unreadable(f"an array of {found} where samples have {wanted}")
     if not array.size:
         raise Unreadable("an array without samples")
     return array.reshape(-1, *shape)
-
-
-def scaled(values: Array, white: float) -> Array:
-    """Return values as a network takes them: bytes are scaled as pixels, floats are unchanged."""
-    sample = values.astype(np.float32)
-    return sample / np.float32(_WHITE) * np.float32(white) if values.dtype == np.uint8 else sample

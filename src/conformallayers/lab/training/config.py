@@ -6,7 +6,6 @@ Only their values need torch, not their names, so that the command line can prin
 from __future__ import annotations
 
 import inspect
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +26,8 @@ from pydantic import (
 
 from ...errors import ConformalError, refusal, shape_text
 from ...utils.text import suggest
-from ..checks import command_line, flag, require_choice, require_device
-from ..data.catalogue import CLASSES, NAMES
+from ..checks import command_line, flag, require_device
+from ..data.catalogue import CLASSES, LABELS, NAMES
 from .own_networks import build_own, find_network, is_own
 
 if TYPE_CHECKING:
@@ -60,29 +59,27 @@ _DECAYS: dict[str | None, Mapping[str, Any]] = {
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen by validation accuracy; docs/training.md gives the reason for each option.
-PRESETS: dict[str, dict[tuple[str, str], Mapping[str, Any]]] = {
-    "modern": {
-        ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
-        ("LeNet", "mnist"): {"epochs": 20, "shift": 1},
-        ("LeNet", "fashion-mnist"): {
-            "epochs": 40,
-            "flips": True,
-            "shift": 1,
-            "weight_decay": 0.02,
-            "hidden": 512,
-        },
-        ("LeNet", "cifar10"): {"epochs": 30, "flips": True, "shift": 2},
-        ("Base", "digits"): {"epochs": 15, "batch_size": 64, "hidden": 64},
-        ("Base", "mnist"): {"epochs": 6, "hidden": 64},
-        ("Base", "fashion-mnist"): {"epochs": 6, "hidden": 64, "flips": True},
-        ("Base", "cifar10"): {"epochs": 8, "hidden": 64, "flips": True},
-        ("Stage", "digits"): {**_STAGES, "epochs": 30, "batch_size": 64, "shift": 1},
-        ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
-        ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
-        ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
-        ("Stage", "shapes"): {**_STAGES, "epochs": 8, "batch_size": 64},
-        ("Stage", PICTURES): {**_STAGES, "epochs": 30, "batch_size": 32, "shift": 2},
-    }
+PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
+    ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
+    ("LeNet", "mnist"): {"epochs": 20, "shift": 1},
+    ("LeNet", "fashion-mnist"): {
+        "epochs": 40,
+        "flips": True,
+        "shift": 1,
+        "weight_decay": 0.02,
+        "hidden": 512,
+    },
+    ("LeNet", "cifar10"): {"epochs": 30, "flips": True, "shift": 2},
+    ("Base", "digits"): {"epochs": 15, "batch_size": 64, "hidden": 64},
+    ("Base", "mnist"): {"epochs": 6, "hidden": 64},
+    ("Base", "fashion-mnist"): {"epochs": 6, "hidden": 64, "flips": True},
+    ("Base", "cifar10"): {"epochs": 8, "hidden": 64, "flips": True},
+    ("Stage", "digits"): {**_STAGES, "epochs": 30, "batch_size": 64, "shift": 1},
+    ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
+    ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
+    ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
+    ("Stage", "shapes"): {**_STAGES, "epochs": 8, "batch_size": 64},
+    ("Stage", PICTURES): {**_STAGES, "epochs": 30, "batch_size": 32, "shift": 2},
 }
 NETWORK_OPTIONS = (
     *("preset", "depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout"),
@@ -94,7 +91,6 @@ DERIVED = ("classes", "labels", "in_shape", "pictures", "source")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a preset has turned on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
-_NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
 
 
 class TrainConfig(BaseModel):
@@ -133,7 +129,6 @@ class TrainConfig(BaseModel):
         batch_size: Batch size over all processes; 256 if not given.
         epochs: Passes over the training images; 10 if not given.
         weight_decay: Weight decay of the optimizer.
-        momentum: Momentum of rmsprop and sgd.
         schedule: Schedule of the learning rate; constant if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seed: Seed of the weights and the order of the images.
@@ -147,7 +142,7 @@ class TrainConfig(BaseModel):
     dataset: str
     preset: str | None = None
     depth: PositiveInt | None = None
-    training_preset: str | None = None
+    training_preset: Literal["modern"] | None = None
     hidden: NonNegativeInt | None = None
     pool_stride: PositiveInt | None = None
     alpha: str | float | None = None
@@ -161,12 +156,11 @@ class TrainConfig(BaseModel):
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
     centre: bool = False
-    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
     learning_rate: PositiveFloat = 1e-3
     batch_size: PositiveInt = 256
     epochs: PositiveInt = 10
     weight_decay: NonNegativeFloat = 0.0
-    momentum: float = Field(default=0.0, ge=0, lt=1)
     schedule: Literal["constant", "one-cycle"] = "constant"
     validation: NonNegativeFloat = 0.0
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -183,10 +177,9 @@ class TrainConfig(BaseModel):
     @classmethod
     def _parse_number(cls, value: Any) -> Any:
         try:
-            number = float(value)
+            return float(value)
         except (TypeError, ValueError):
             return value
-        return number if math.isfinite(number) else str(value)  # the network refuses it
 
     @field_validator("device")
     @classmethod
@@ -194,29 +187,20 @@ class TrainConfig(BaseModel):
         require_device("train --device", value)
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_network_options(cls, values: dict[str, Any]) -> dict[str, Any]:
-        name, own = str(values.get("network")), is_own(str(values.get("network")))
-        accepted = inspect.signature(find_network(name, values.get("source"))).parameters
+    @model_validator(mode="after")
+    def _check_network_options(self) -> TrainConfig:
+        accepted = inspect.signature(find_network(self.network, self.source)).parameters
         for option in NETWORK_OPTIONS:
-            if option in accepted:
-                if values.get(option) is None and option in _NETWORK_DEFAULTS and not own:
-                    values = {**values, option: _NETWORK_DEFAULTS[option]}
-            elif values.get(option) not in (None, cls.model_fields[option].default):
-                raise _refused(option, f"no such option for {name}", repr(values[option]))
-        shape = tuple(values.get("in_shape") or _IMAGE_SHAPE)
-        if shape != _IMAGE_SHAPE and "in_shape" not in accepted and not own:
-            expected = f"images of {shape_text(_IMAGE_SHAPE)} for {name}"
-            raise _refused("size", expected, shape_text(shape), " StageNet takes other sizes.")
-        needs_depth = "depth" in accepted and accepted["depth"].default is inspect.Parameter.empty
-        if needs_depth and values.get("depth") is None:
-            raise _refused("depth", f"the number of convolutions of {name}", "none")
-        optimizer = values.get("optimizer", "adam")
-        if values.get("momentum") and optimizer in ("adam", "adamw"):
-            expected = f"none for {optimizer}, which has its own"
-            raise _refused("momentum", expected, repr(values["momentum"]))
-        return values
+            value = getattr(self, option)
+            if option not in accepted and value not in (None, DEFAULTS[option]):
+                raise _refused(option, f"no such option for {self.network}", repr(value))
+        if not self.is_own and "in_shape" not in accepted and self.input_shape != _IMAGE_SHAPE:
+            expected = f"images of {shape_text(_IMAGE_SHAPE)} for {self.network}"
+            suggestion = " StageNet takes other sizes."
+            raise _refused("size", expected, shape_text(self.input_shape), suggestion)
+        if self.network in ("DkNet", "DkNetCL") and self.depth is None:
+            raise _refused("depth", f"the number of convolutions of {self.network}", "none")
+        return self
 
     def build(self) -> torch.nn.Module:
         """Return the network with random weights, after a Centre if ``centre`` is set."""
@@ -255,20 +239,26 @@ class TrainConfig(BaseModel):
         return self.network.rpartition(":")[2]
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """A name for each class; None if they have none, as of an own data set under a known name."""
+        names = tuple(self.labels or LABELS.get(self.dataset, ()))
+        return names if len(names) == self.classes else None
+
+    @property
     def dataset_name(self) -> str:
         """The data set without the path of its folder."""
         return Path(self.dataset).name if self.pictures else self.dataset
 
     def command(self, extra: Mapping[str, Any]) -> str:
         """Return the command line of the run; ``extra`` has options that do not change its result."""
-        usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
+        usual = dict(DEFAULTS)
         if self.training_preset:
-            usual |= preset_options(self.training_preset, self.network, self.dataset, self.preset)
+            usual |= preset_options(self.network, self.dataset, self.preset)
         options = self.model_dump(exclude={*_REQUIRED, *DERIVED})
-        options = {key: value for key, value in options.items() if value not in (None, usual[key])}
         given = {
-            f"no_{key}" if value is False else key: True if value is False else value
+            f"no_{key}" if value is False else key: value is False or value
             for key, value in options.items()
+            if value not in (None, usual[key])
         }
         return command_line(["train", self.network, self.dataset], {**given, **extra})
 
@@ -281,7 +271,6 @@ class TrainConfig(BaseModel):
         return Path("runs") / name
 
 
-# Also completes the records of runs that are older than an option.
 DEFAULTS = {
     name: field.default for name, field in TrainConfig.model_fields.items() if name not in _REQUIRED
 }
@@ -316,14 +305,13 @@ def _one_line(error: ValidationError) -> ConformalError:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConformalError):
         return cause
-    name = str(first["loc"][0]) if first["loc"] else "options"
+    name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         known = [name for name in DEFAULTS if name not in DERIVED]
         return _refused(name, "an option of train", "another", suggest(name, known))
-    expected = first["msg"].removeprefix("Input should be ")
-    if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction
-        expected = expected.partition(",")[0]
-    elif not expected.startswith("'"):
+    # Such as: a valid integer, got a number with a fraction; greater than 0; 'adam' or 'adamw'.
+    expected = first["msg"].removeprefix("Input should be ").partition(", got")[0]
+    if not expected.startswith(("a ", "'")):
         expected = f"a value {expected}"
     return _refused(name, expected, repr(first["input"]))
 
@@ -333,52 +321,30 @@ def _refused(option: str, expected: str, got: str, suggestion: str = "") -> Conf
     return refusal(where, expected, got, f"See conformallayers train --help.{suggestion}")
 
 
-def preset_options(
-    name: str, network: str, dataset: str, preset: str | None = None
-) -> dict[str, Any]:
-    """Return the options of a preset for a network, its preset if it has one, and a data set.
+def preset_options(network: str, dataset: str, preset: str | None = None) -> dict[str, Any]:
+    """Return the options of the training preset for a network, its preset if it has one, and a data set.
 
     Examples:
-        >>> preset_options("modern", "LeNetCL", "mnist")["optimizer"]
+        >>> preset_options("LeNetCL", "mnist")["optimizer"]
         'adamw'
-        >>> preset_options("modern", "DkNetCL", "mnist")
-        Traceback (most recent call last):
-        ...
-        conformallayers.errors.ConformalError: train --training-preset modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, a folder of pictures, got DkNetCL on mnist. Leave --training-preset out and give the options.
     """
-    require_choice("train --training-preset", name, PRESETS, "See docs/training.md.")
-    table = PRESETS[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     kind = dataset if dataset in NAMES else PICTURES
-    if (family, kind) not in table:
+    if (family, kind) not in PRESETS:
         members = [name for names in FAMILIES.values() for name in names]
-        known = [name for key, name in table if key == family or not family]
+        known = [name for key, name in PRESETS if key == family or not family]
         names = network if family else f"one of {', '.join(members)}"
         expected = f"{names} on {', '.join(dict.fromkeys(known))}"
         suggestions = suggest(network, members) + suggest(dataset, NAMES)
         remedy = f"Leave --training-preset out and give the options.{suggestions}"
-        raise refusal(
-            f"train --training-preset {name}", expected, f"{network} on {dataset}", remedy
-        )
+        raise refusal("train --training-preset", expected, f"{network} on {dataset}", remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    return {**_COMMON, **conformal, **table[family, kind], **_DECAYS.get(preset, {})}
+    return {**_COMMON, **conformal, **PRESETS[family, kind], **_DECAYS.get(preset, {})}
 
 
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the options of the preset, if one is named; given options, not None, take precedence.
-
-    Examples:
-        >>> found = resolved(
-        ...     {"network": "LeNetCL", "dataset": "mnist", "training_preset": "modern", "gain": 3.0}
-        ... )
-        >>> found["gain"], found["projective"]
-        (3.0, True)
-    """
+    """Fill in the options of the training preset, if it is named; given options, not None, take precedence."""
     given = {name: value for name, value in options.items() if value is not None}
     if "training_preset" not in given:
         return dict(options)
-    preset = given.get("preset")
-    return {
-        **preset_options(given["training_preset"], given["network"], given["dataset"], preset),
-        **given,
-    }
+    return {**preset_options(given["network"], given["dataset"], given.get("preset")), **given}

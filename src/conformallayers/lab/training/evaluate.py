@@ -18,11 +18,31 @@ from ...quantization.quantize import quantize
 from ..checks import require_device
 from ..data.batches import Batches, as_input
 from ..data.datasets import Dataset, load_test
-from .distributed import Ranks
-from .saved_models import load_model, white_of
+from .saved_models import load_model
 
 CALIBRATION = 512  # images that set the scales of int8
 _BATCH = 1000
+
+
+def all_scores(
+    model: Callable[[Tensor], Tensor],
+    images: Tensor,
+    device: str = "cpu",
+    shape: tuple[int, ...] = IMAGE_SHAPE,
+) -> Tensor:
+    """Run a model, (B, *shape) → (B, classes), on images (N, C, H, W) of unsigned bytes; return (N, classes)."""
+    batches = Batches(images, torch.zeros(len(images)), _BATCH, shape=shape, device=device)
+    with torch.inference_mode():
+        return torch.cat([model(x).float().cpu() for x, _ in batches])
+
+
+def share_correct(scores: Tensor, labels: Tensor) -> float:
+    """Return the share of correct classes, from scores (N, classes) and labels (N,)."""
+    if int(labels.max()) >= scores.shape[1]:
+        expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
+        remedy = "Name the data set that the network was trained on."
+        raise refusal("evaluate --dataset", expected, str(int(labels.max())), remedy)
+    return int((scores.argmax(1) == labels).sum()) / len(labels)
 
 
 def accuracy(
@@ -30,35 +50,10 @@ def accuracy(
     images: Tensor,
     labels: Tensor,
     device: str = "cpu",
-    ranks: Ranks | None = None,
     shape: tuple[int, ...] = IMAGE_SHAPE,
-    keep: list[Tensor] | None = None,
 ) -> float:
-    """Return the share of correctly classified images, of all ranks together.
-
-    Args:
-        model: (B, *shape) → (B, classes).
-        images: (N, C, H, W), unsigned bytes.
-        labels: (N,).
-        device: of the model.
-        ranks: the processes that share the images.
-        shape: of the model's input; see :func:`conformallayers.lab.data.batches.as_input`.
-        keep: receives the scores of every batch of this process.
-    """
-    ranks = ranks or Ranks()
-    where: Any = {"device": device, "rank": ranks.rank, "world_size": ranks.world_size}
-    right = 0
-    with torch.inference_mode():
-        for x, y in Batches(images, labels, _BATCH, shape=shape, **where):
-            scores = model(x)
-            if len(y) and int(y.max()) >= scores.shape[1]:
-                expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
-                remedy = "Name the data set that the network was trained on."
-                raise refusal("evaluate --dataset", expected, str(int(y.max())), remedy)
-            right += int((scores.argmax(1) == y).sum())
-            if keep is not None:
-                keep.append(scores.float().cpu())
-    return ranks.sum(right, device=device)[0] / len(labels)
+    """Return the share of correctly classified images; arguments as in :func:`all_scores`."""
+    return share_correct(all_scores(model, images, device, shape), labels)
 
 
 def accuracy_by_path(
@@ -66,29 +61,22 @@ def accuracy_by_path(
     images: Tensor,
     labels: Tensor,
     device: str = "cpu",
-    ranks: Ranks | None = None,
     shape: tuple[int, ...] = IMAGE_SHAPE,
-    keep: list[Tensor] | None = None,
-) -> dict[str, Any]:
-    """Return the accuracy layer by layer (``layers``) and ``folded``, and the fold's ``strategy``.
+) -> tuple[dict[str, Any], Tensor]:
+    """Return the accuracy ``layers`` and ``folded`` with the fold's ``strategy``, and the scores, (N, classes).
 
     A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
-
-    Args:
-        model, images, labels, device, ranks, shape: as in :func:`accuracy`.
-        keep: receives the scores, (B, classes), of every batch: folded if the network folds.
     """
     model = model.eval()
-    how: Any = {"device": device, "ranks": ranks, "shape": shape}
-    folds = any(isinstance(module, ConformalLayers) for module in model.modules())
     with layer_by_layer():
-        layers = accuracy(model, images, labels, **how, keep=None if folds else keep)
-    found: dict[str, Any] = {"layers": layers, "folded": None, "strategy": None}
-    if folds:
+        scores = all_scores(model, images, device, shape)
+    found: dict[str, Any] = {"layers": share_correct(scores, labels)}
+    found |= {"folded": None, "strategy": None}
+    if any(isinstance(module, ConformalLayers) for module in model.modules()):
         folded = fold(model, shape)
-        found["folded"] = accuracy(folded, images, labels, **how, keep=keep)
-        found["strategy"] = folded.strategy
-    return found
+        scores = all_scores(folded, images, device, shape)
+        found |= {"folded": share_correct(scores, labels), "strategy": folded.strategy}
+    return found, scores
 
 
 def evaluate(
@@ -115,19 +103,18 @@ def evaluate(
     """
     require_device("evaluate --device", device)
     model = load_model(run, "evaluate", device)
+    shape = model.shape if model.config is None else model.config.input_shape
     if not isinstance(dataset, Dataset):
-        shape = model.shape if model.config is None else model.config.input_shape
-        notes = model.about, model.labels, shape
-        dataset = load_test(dataset, *notes, data_root, verify=verify, where="evaluate")
+        how: Any = {"verify": verify, "where": "evaluate --dataset"}
+        dataset = load_test(dataset, model.about, model.labels, shape, data_root, **how)
     images, labels = dataset.test_images, dataset.test_labels
+    check_shape(shape, images, f"evaluate {model.path}")
     if model.config is None:
         folded = model.fold("evaluate")
-        share = fold_accuracy(folded, model.white, dataset, f"evaluate {model.path}", device)
+        share = fold_accuracy(folded, dataset, device)
         found = {"layers": None, "folded": share, "strategy": folded.strategy}
     else:
-        shape = model.config.input_shape
-        check_shape(shape, images, f"evaluate {model.path}")
-        found = accuracy_by_path(model.module, images, labels, device, shape=shape)
+        found, _ = accuracy_by_path(model.module, images, labels, device, shape)
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
@@ -137,25 +124,17 @@ def evaluate(
     }
 
 
-def fold_accuracy(
-    folded: Folded, white: float, dataset: Dataset, where: str, device: str = "cpu"
-) -> float:
-    """Return the share of test images that a fold classifies correctly; ``white`` is its value of white pixels."""
-    images, labels = dataset.test_images, dataset.test_labels
-    shape = folded.input_shape
-    check_shape(shape, images, where)
-    run = lambda x: folded((white * x).to(folded.dtype))  # noqa: E731
-    return accuracy(run, images, labels, device, shape=shape)
+def fold_accuracy(folded: Folded, dataset: Dataset, device: str = "cpu") -> float:
+    """Return the share of test images that a fold classifies correctly."""
+    run = lambda x: folded(x.to(folded.dtype))  # noqa: E731
+    return accuracy(run, dataset.test_images, dataset.test_labels, device, folded.input_shape)
 
 
 def check_shape(shape: tuple[int, ...], images: Tensor, where: str) -> None:
     """Refuse images, (N, C, H, W), for a network that takes neither this shape nor 3×32×32."""
     found = tuple(images.shape[1:])
     if shape not in (IMAGE_SHAPE, found):
-        remedy = (
-            "Name a set of such images, or a folder of pictures, which are scaled; "
-            "or fold the network for these."
-        )
+        remedy = "Name a set of such images or a folder of pictures, or fold for these."
         raise refusal(where, f"images of {shape_text(shape)}", shape_text(found), remedy)
 
 
@@ -177,28 +156,19 @@ def quantize_fold(
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
 
     Returns:
-        The fold; and dataset, images, calibration, and the accuracies ``float`` and ``int8`` on test images.
+        The fold; and dataset, images, and the accuracies ``float`` and ``int8`` on test images.
     """
-    how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
+    how: Any = {"verify": verify, "where": "quantize --images", "only_test": False}
     notes = folded.about or {}, folded.labels, folded.input_shape
     data = load_test(images, *notes, data_root, **how)
-    white = white_of(folded.about, "quantize")
-    x = calibration_images(data, folded, white, count)
-    quantized = quantize(folded, x)
-    found: dict[str, Any] = {"dataset": data.name, "images": len(data.test_labels)}
-    found["calibration"] = len(x)
-    for label, one in (("float", folded), ("int8", quantized)):
-        found[label] = fold_accuracy(one, white, data, "quantize --images")
-    return quantized, found
+    check_shape(folded.input_shape, data.test_images, "quantize --images")
+    quantized = quantize(folded, calibration_images(data, folded, count))
+    found = {"float": fold_accuracy(folded, data), "int8": fold_accuracy(quantized, data)}
+    return quantized, {"dataset": data.name, "images": len(data.test_labels), **found}
 
 
-def calibration_images(data: Dataset, folded: Folded, white: float, count: int) -> Tensor:
+def calibration_images(data: Dataset, folded: Folded, count: int) -> Tensor:
     """Return some training images as a fold takes them, the same at each call."""
-    total = len(data.train_labels)
-    if not total:
-        remedy = "Name a data set or a folder with training images."
-        raise refusal("quantize --images", "training images to calibrate with", "none", remedy)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
-    chosen = data.train_images[order]
-    check_shape(folded.input_shape, chosen, "quantize --images")
-    return (white * as_input(chosen, shape=folded.input_shape)).to(folded.dtype)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(data.train_labels), generator=generator)[:count]
+    return as_input(data.train_images[order], shape=folded.input_shape).to(folded.dtype)

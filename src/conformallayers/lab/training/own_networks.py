@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Build = Callable[..., "nn.Module"]
 _REMEDY = "Name a class or function that returns an nn.Module: FILE.py:NAME."
-_NOTHING = "Define a class or function in the file that returns an nn.Module, and name it."
 
 
 def is_own(network: str) -> bool:
@@ -30,8 +29,6 @@ def is_own(network: str) -> bool:
 
 def absolute(network: str) -> str:
     """Return the network with the absolute path of its file; a name of the package as it is."""
-    if not is_own(network):
-        return network
     file, _, name = network.rpartition(":")
     return f"{Path(file).expanduser().absolute()}:{name}" if file else network
 
@@ -87,7 +84,6 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
 
     expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
     remedy = "Let the network take num_classes and in_shape as arguments."
-    was_training = model.training
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
         with torch.no_grad(), layer_by_layer():
@@ -102,7 +98,7 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
     except Exception as error:  # code of the user
         raise refusal("network", expected, cause_line(error), remedy) from error
     finally:
-        model.train(was_training)
+        model.train()
 
 
 def _read(network: str) -> bytes:
@@ -112,9 +108,8 @@ def _read(network: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        got = f"{error.strerror or error}"
-        remedy = "Check the path; what a run was trained with must stay there unchanged."
-        raise refusal("network", f"the code of {name} in {file}", got, remedy) from error
+        remedy = "Check the path; the code of a run must stay there unchanged."
+        raise refusal("network", f"the code of {name} in {file}", str(error), remedy) from error
 
 
 def _from_file(network: str, source: str | None) -> Build:
@@ -128,12 +123,8 @@ def _from_file(network: str, source: str | None) -> Build:
     module = _import(file, code)
     build = getattr(module, name, None)
     if not callable(build):
-        own = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
-        ]
-        remedy = f"Name one of {', '.join(own)}.{suggest(name, own)}" if own else _NOTHING
+        own = [key for key, value in vars(module).items() if callable(value)]
+        remedy = f"{_REMEDY}{suggest(name, own)}"
         raise refusal(f"network {network}", f"a class or function {name}", "none", remedy)
     result: Build = build
     return result
@@ -142,28 +133,15 @@ def _from_file(network: str, source: str | None) -> Build:
 @lru_cache(maxsize=32)
 def _import(file: str, code: bytes) -> ModuleType:
     """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
-    name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
-    module = ModuleType(name)
+    module = ModuleType(f"conformallayers_own_{hashlib.sha256(code).hexdigest()[:16]}")
     module.__file__ = file
-    folder, before = os.path.dirname(os.path.abspath(file)), set(sys.modules)
-    sys.modules[name] = module  # which dataclasses look for
-    sys.path.insert(0, folder)
+    sys.modules[module.__name__] = module  # which dataclasses look for
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     try:
         exec(compile(code, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:  # code of the user
-        del sys.modules[name]
         got = f"{type(error).__name__}: {error}"
         raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
     finally:
-        sys.path.remove(folder)
-        new = set(sys.modules) - before - {name}
-        for key in [key for key in new if _is_below(sys.modules[key], folder)]:
-            del sys.modules[key]  # another network may have a file of this name
+        del sys.path[0]
     return module
-
-
-def _is_below(module: ModuleType, folder: str) -> bool:
-    """Return whether a module lies below a folder, and not in a virtual environment there."""
-    places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
-    own = [str(place) for place in places if place and "site-packages" not in str(place)]
-    return any(place.startswith(folder + os.sep) for place in own)

@@ -26,16 +26,14 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
 # Derived options, and what has changed if they differ.
 _UNCHANGED = {"pictures": "the folder of pictures", "source": "the file of the network"}
-_PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """The options, the row of each epoch, and the md5 of the training images of a run."""
+    """The options and the row of each epoch of a run."""
 
     config: dict[str, Any]
     history: list[dict[str, Any]]
-    data: str
 
     @property
     def epoch(self) -> int:
@@ -131,17 +129,12 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
 
 def _check_same_options(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
-    try:
-        before = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    if not path.is_file():
         remedy = "Name the folder of a run with --out."
-        raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
-    options = config.model_dump()
-    # A constant learning rate does not depend on the number of epochs.
-    if config.schedule == "constant" and before.get("epochs", 0) < config.epochs:
-        del options["epochs"]
+        raise refusal("train --resume", f"a run with {path}", "none", remedy)
+    before, options = json.loads(path.read_text("utf-8")), config.model_dump()
     for name, meant in _UNCHANGED.items():
-        if before.get(name) not in (None, options.pop(name)):
+        if before.get(name) != options.pop(name):
             remedy = "Restore it, or start another run with --out."
             raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
     remedy = f"Give the options of the run in {folder}, or start another one with --out."
@@ -150,18 +143,17 @@ def _check_same_options(folder: Path, config: TrainConfig) -> None:
 
 def commit() -> str | None:
     """Return the git commit of the package, marked if files have changed; None outside a checkout."""
-    head = git("rev-parse", "HEAD") if git("ls-files", "--error-unmatch", "__init__.py") else None
-    if head is None:
+    # A package that is installed below another repository is no part of it.
+    if not _git("ls-files", "__init__.py"):
         return None
-    changed = git("status", "--porcelain", "--untracked-files=no", ".")
-    return head + ("-changed" if changed else "")
+    changed = _git("status", "--porcelain", "--untracked-files=no", ".")
+    return f"{_git('rev-parse', 'HEAD')}{'-changed' if changed else ''}"
 
 
-def git(*arguments: str, folder: Path = _PACKAGE) -> str | None:
-    """Return the output of a git command in a folder; None if it fails."""
-    command = ["git", "-C", str(folder), *arguments]
+def _git(*arguments: str) -> str:
+    """Return the output of a git command in the folder of the package; empty if it fails."""
+    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        return ""

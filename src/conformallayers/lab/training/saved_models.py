@@ -6,7 +6,6 @@ Importing this file does not import torch, so that predictions by the numpy runt
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import refusal
 from ...utils.text import suggest
 from ...zoo.catalogue import network_files
-from ..data.catalogue import LABELS, SHAPES
+from ..data.catalogue import SHAPES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from .config import TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
-WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
 _SPECS = "a file of cl.save, the folder of a run, a training checkpoint, or a name of the zoo"
 
 
@@ -56,11 +54,6 @@ class Loaded:
             return SHAPES.get(self.config.dataset, self.config.input_shape)
         return self.config.input_shape
 
-    @property
-    def white(self) -> float:
-        """The value of a white pixel."""
-        return white_of(self.about, self.path)
-
     def fold(self, command: str, shape: tuple[int, ...] | None = None, **options: Any) -> Folded:
         """Fold the network of a run for images of a shape, by default the stored ones; keep a fold as it is."""
         from ...folding.fold import fold
@@ -81,20 +74,12 @@ class Loaded:
 def locate(model: str | os.PathLike[str], command: str) -> Path:
     """Return the file of a model: the checkpoint of a run folder, another path, or else a network of the zoo."""
     name, path, shipped = os.fspath(model), Path(model), network_files()
-    if path.is_dir():
-        path = path / CHECKPOINT
-    if path.is_file():
-        if name in shipped:
-            note = f"{command}: took {path}, not the network {name} of the zoo"
-            print(f"conformallayers: {note}", file=sys.stderr)
-        return path
-    if name in shipped:
-        return shipped[name]
-    if os.path.isdir(model):
-        got = f"a folder without {CHECKPOINT}"
-        raise refusal(f"{command} {model}", _SPECS, got, "Name the file itself.")
+    for found in (path / CHECKPOINT, path, shipped.get(name)):
+        if found is not None and found.is_file():
+            return found
+    got = f"a folder without {CHECKPOINT}" if path.is_dir() else "no such file"
     remedy = f"Check the path; conformallayers zoo lists the names.{suggest(name, shipped)}"
-    raise refusal(f"{command} {model}", _SPECS, "no such file", remedy)
+    raise refusal(f"{command} {model}", _SPECS, got, remedy)
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
@@ -114,36 +99,19 @@ def _load_run(path: Path, device: str) -> Loaded:
     found = load_checkpoint(path)
     config, module = found.network(device)
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
-    about |= {"epoch": found.state.epoch, "white": WHITE}
+    about |= {"epoch": found.state.epoch, "white": 1.0}  # the value of a white pixel
     if config.pictures is not None:
         about["pictures"] = config.pictures
-    labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
-    if labels is not None and len(labels) != config.classes:  # of another set of this name
-        labels = None
-    return Loaded(module.eval(), path, labels, about, config)
-
-
-def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> float:
-    """Return the value of a white pixel from the notes of a file."""
-    white = (about or {}).get("white", WHITE)
-    if isinstance(white, bool) or not isinstance(white, (int, float)) or not white:
-        raise refusal(f"{path}", "a number for white", repr(white), "Save it again.")
-    return float(white)
+    return Loaded(module.eval(), path, config.class_names, about, config)
 
 
 def chosen_labels(
-    file: Path | None, own: tuple[str, ...] | None, outputs: int, command: str, where: str
+    file: Path | None, own: tuple[str, ...] | None, outputs: int, where: str
 ) -> tuple[str, ...] | None:
     """Return the lines of a text file, or else a network's own labels; refuse unless there is one for each output."""
-    labels = own
-    if file is not None:
-        where = f"{command} --labels {file}"
-        try:
-            labels = tuple(file.read_text("utf-8").rstrip("\n").split("\n"))
-        except UnicodeDecodeError as error:
-            expected, remedy = "a text file, one label a line", "Save it as UTF-8."
-            raise refusal(where, expected, "bytes that are no UTF-8", remedy) from error
+    labels = own if file is None else tuple(file.read_text("utf-8", errors="replace").splitlines())
     if labels is not None and len(labels) != outputs:
         remedy = "Give one name for every output, in their order."
+        where = str(file or where)
         raise refusal(where, f"{outputs} labels", f"{len(labels)}", remedy)
     return labels

@@ -26,14 +26,12 @@ from ...utils.progress import progress
 from ...utils.text import csv_text
 from ..checks import torch_settings
 from ..data.batches import Batches, as_input, derive_seed, mean_image
-from ..data.catalogue import LABELS
-from ..data.datasets import Dataset, UnreadDataset, find_source
-from ..data.files import md5
+from ..data.datasets import Dataset, load
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import accuracy, accuracy_by_path
-from .own_networks import absolute, check_outputs, is_own, source_hash
+from .own_networks import absolute, check_outputs, source_hash
 from .run_folder import METRICS, RESULT, TrainState
 from .saved_models import CHECKPOINT
 
@@ -102,19 +100,23 @@ def train(
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``training_preset`` sets those that are not given.
     """
-    found = find_source(dataset, options.get("size"), data_root, verify=verify)
-    config = _configured(network, found, options)
+    size = options.get("size")
+    source = dataset
+    if not isinstance(source, Dataset):
+        source = load(source, data_root, size=size, verify=verify)
+    network = absolute(network)
+    derived = {"source": source_hash(network), **source.options}
+    names = {"network": network, "dataset": source.name, "size": size and str(size)}
+    config = make_config(**resolved({**options, **names, **derived}))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
     with torch_settings(config.threads), process_group(config.device) as ranks:
-        source = found.read()
-        held_out: Dataset | None = None
-        train_set = source
+        train_set, held_out = source, None
         if config.validation:
             train_set, held_out = source.split(config.validation)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
-        if is_own(config.network):
+        if config.is_own:
             check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
             run_folder.prepare_folder(folder, config, resume)
@@ -124,7 +126,7 @@ def train(
                 run.restore()
             shown = console if ranks.is_first else Console(quiet=True)
             run.train(shown, warn and ranks.is_first)
-            return run.finish(source, shown if figures else None)
+            return run.finish(source, shown if figures and ranks.is_first else None)
 
 
 @contextmanager
@@ -140,17 +142,6 @@ def _resumable(run: _Run) -> Iterator[None]:
             raise
         got, remedy = first_line(error), f"To go on: {run.command} --resume"
         raise refusal("train", "all processes of the run", got, remedy) from error
-
-
-def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> TrainConfig:
-    """Complete the options by those of the data set and the preset, and validate them."""
-    classes = found.options["classes"]
-    if options.get("classes", classes) != classes:
-        got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
-        raise refusal("train, classes", f"{classes} for {found.name}", got, remedy)
-    network = absolute(network)
-    options = {"network": network, "dataset": found.name, **options, **found.options}
-    return make_config(**resolved({**options, "source": source_hash(network)}))
 
 
 def epoch_rows(
@@ -170,16 +161,7 @@ def epoch_rows(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
 ) -> LRScheduler:
-    """Return the learning rate schedule of a run of ``steps``, of which ``done`` lie behind a checkpoint.
-
-    Examples:
-        >>> config = make_config(
-        ...     network="LeNet", dataset="digits", schedule="one-cycle", learning_rate=0.25
-        ... )
-        >>> schedule = make_scheduler(config, _make_optimizer(config, nn.Linear(1, 1)), 11)
-        >>> [round(rate, 4) for rate in schedule.get_last_lr()]
-        [0.01]
-    """
+    """Return the learning rate schedule of a run of ``steps``, of which ``done`` lie behind a checkpoint."""
     # A schedule that goes on takes its initial rates from the groups of the optimizer, where the
     # schedule of step 0 has left them: both must be made for the same optimizer.
     last = done - 1
@@ -190,17 +172,15 @@ def make_scheduler(
 
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
-    rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
-    if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, rate, weight_decay=decay)
+    rate, decay = config.learning_rate, config.weight_decay
     if config.optimizer == "adamw":
         # Matrices and kernels decay, biases, gains and radii do not. One group for each parameter
         # keeps their order, by which a checkpoint finds the optimizer's state.
         decays = ((p, decay if p.dim() > 1 else 0.0) for p in parameters)
         return torch.optim.AdamW([{"params": [p], "weight_decay": d} for p, d in decays], rate)
     if config.optimizer == "rmsprop":
-        return torch.optim.RMSprop(parameters, rate, weight_decay=decay, momentum=momentum)
-    return torch.optim.SGD(parameters, rate, weight_decay=decay, momentum=momentum)
+        return torch.optim.RMSprop(parameters, rate, weight_decay=decay)
+    return torch.optim.Adam(parameters, rate, weight_decay=decay)
 
 
 class _Run:
@@ -237,16 +217,10 @@ class _Run:
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
-        self.data = md5(*(part.contiguous().numpy(force=True) for part in (images, labels)))
         self.total = config.epochs * len(self.batches)
         self.optimizer = _make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer, self.total)
         self.history: list[dict[str, Any]] = []
-
-    @property
-    def done(self) -> int:
-        """The optimizer steps of the finished epochs."""
-        return len(self.history) * len(self.batches)
 
     def restore(self) -> None:
         """Continue behind the last checkpoint, if there is one."""
@@ -254,13 +228,10 @@ class _Run:
         if not path.exists():
             return
         found = run_folder.load_checkpoint(path)
-        if found.state.data != self.data:
-            got = f"others (md5 {self.data}, the run has {found.state.data})"
-            remedy = "Name the data root of the run, or start another one."
-            raise refusal("train --resume", "the training images of the run", got, remedy)
         found.restore(self.model, self.optimizer)
         self.history = found.state.history
-        self.scheduler = make_scheduler(self.config, self.optimizer, self.total, self.done)
+        done = len(self.history) * len(self.batches)
+        self.scheduler = make_scheduler(self.config, self.optimizer, self.total, done)
 
     def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
@@ -317,16 +288,15 @@ class _Run:
             self.model.eval()
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
-                row["validation_accuracy"] = accuracy(
-                    self.model, *held_out, config.device, ranks, config.input_shape
-                )
+                how = config.device, config.input_shape
+                row["validation_accuracy"] = accuracy(self.model, *held_out, *how)
         row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
         """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
         # The history grows between both: an interrupt then tells the epoch of the checkpoint.
         if self.ranks.is_first:
-            state = TrainState(config=self.config.model_dump(), history=history, data=self.data)
+            state = TrainState(config=self.config.model_dump(), history=history)
             run_folder.save_checkpoint(self.folder / CHECKPOINT, self.model, self.optimizer, state)
         self.history = history
         if self.ranks.is_first:
@@ -336,8 +306,7 @@ class _Run:
         """Measure the network on the test images and write the result; draw figures if ``drawing`` is given."""
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
-        shape, scores = config.input_shape, list[Tensor]()
-        found = accuracy_by_path(self.model, *test, config.device, self.ranks, shape, scores)
+        found, scores = accuracy_by_path(self.model, *test, config.device, config.input_shape)
         row: dict[str, Any] = {
             "network": config.network,
             "dataset": config.dataset,
@@ -362,11 +331,7 @@ class _Run:
             write_csv(self.folder / METRICS, self.history)
             write_json(self.folder / RESULT, row)
         if drawing is not None:
-            missing: str | None = "No figures: several processes share the test images."
-            if self.ranks.world_size == 1:
-                missing = write_outcome(
-                    self.folder, config, self.history, source, torch.cat(scores)
-                )
+            missing = write_outcome(self.folder, config, self.history, source, scores)
             if missing is not None:
                 drawing.print(missing, **_PLAIN)
         return TrainResult(row, self.history, self.folder, self.model)
@@ -379,24 +344,6 @@ def _summary(row: dict[str, Any]) -> str:
     return "   ".join(parts)
 
 
-def class_names(config: TrainConfig) -> list[str]:
-    """Return a name for every class of a run; its number if there is none."""
-    known = config.labels or LABELS.get(config.dataset, ())
-    numbers = [str(index) for index in range(config.classes)]
-    return list(known) if len(known) == config.classes else numbers
-
-
-def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Count images by true and predicted class, (N,) and (N,) → (classes, classes).
-
-    Examples:
-        >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
-        [[1, 1], [0, 1]]
-    """
-    pairs = torch.bincount(labels * classes + predicted, minlength=classes * classes)
-    return pairs.view(classes, classes)
-
-
 def write_outcome(
     folder: Path,
     config: TrainConfig,
@@ -405,8 +352,10 @@ def write_outcome(
     scores: Tensor,
 ) -> str | None:
     """Write the files from the scores of the test images, (N, classes); return why figures are missing."""
-    names, labels = class_names(config), source.test_labels.cpu()
-    counts = confusion(labels, scores.argmax(1), config.classes)
+    classes, labels = config.classes, source.test_labels
+    names = config.class_names or tuple(map(str, range(classes)))
+    pairs = torch.bincount(labels * classes + scores.argmax(1), minlength=classes**2)
+    counts = pairs.view(classes, classes)  # by true and predicted class
     rows = [
         {"true/predicted": csv_text(name), **dict(zip(map(csv_text, names), row, strict=True))}
         for name, row in zip(names, counts.tolist(), strict=True)
@@ -417,7 +366,7 @@ def write_outcome(
     except ImportError as error:
         return f"No figures without {error.name}: pip install 'conformallayers[experiments]'"
     title = f"{config.network_name}, {config.dataset_name}"
-    images, shares = source.test_images.cpu(), scores.softmax(1)
+    images, shares = source.test_images, scores.softmax(1)
     drawn = {
         TRAINING: figures.training_figure(history, title),
         CONFUSION: figures.confusion_figure(counts, names, f"{title}, test images"),
