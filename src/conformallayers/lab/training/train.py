@@ -25,8 +25,9 @@ from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
 from ...utils.text import csv_text
 from ..checks import torch_settings
+from ..data import datasets
 from ..data.batches import Batches, as_input, derive_seed, mean_image
-from ..data.datasets import Dataset, load
+from ..data.datasets import Dataset
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, lost_process, process_group
@@ -103,7 +104,7 @@ def train(
     size = options.get("size")
     source = dataset
     if not isinstance(source, Dataset):
-        source = load(source, data_root, size=size, verify=verify)
+        source = datasets.load(source, data_root, size=size, verify=verify)
     network = absolute(network)
     derived = {"source": source_hash(network), **source.options}
     names = {"network": network, "dataset": source.name, "size": size and str(size)}
