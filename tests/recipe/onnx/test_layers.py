@@ -8,10 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.onnx.layers import MixedPool, merged_pools
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
+from oracle import relative_error
+from recipe_cases import FORMULAS
 from support import samples
 
 NAN = float("nan")
@@ -178,3 +184,86 @@ def test_zeros_around_negative_numbers_count_in_a_maximum(kernel: int, dtype: to
     x = -1 - torch.rand(3, 2, 6, dtype=dtype)
     assert error(recipe, x) == 0
     assert (session(recipe, dtype)(x)[..., 0] == 0).all()
+
+
+# -- poolings of several kinds ----------------------------------------------------------------------
+
+ONES: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+TWOS: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2)}
+
+
+def mixed(sizes: tuple[int, ...], **options: Any) -> Recipe:
+    """Embed, convolve, pool channels by norms and averages in turn, convolve, divide."""
+    builder = RecipeBuilder((2, 6, 7))
+    z, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
+    channels = sum(sizes)
+    weight = builder.constant("first", torch.randn(channels, 2, 3, 3, dtype=torch.float64))
+    z = builder.add(layer.Conv, z, weight=weight, **ONES)
+    n = builder.add(point.SumSquares, z, weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["projective"])
+    parts, at = [], 0
+    for index, size in enumerate(sizes):
+        part = z
+        if len(sizes) > 1:
+            part = builder.add(layer.Slice, z, axis=0, start=at, stop=at + size)
+        kind, more = (layer.AvgPool, {"padding": (0, 0)}) if index % 2 else (layer.NormPool, {})
+        parts.append(builder.add(kind, part, **more, **TWOS | options))
+        at += size
+    if len(parts) > 1:
+        z = builder.add(layer.Concatenate, *parts, axis=0)
+    else:
+        (z,) = parts
+    weight = builder.constant("second", torch.randn(2, channels, 3, 3, dtype=torch.float64))
+    z = builder.add(layer.Conv, z, weight=weight, **ONES)
+    return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 2, 3), (3, 5)], ids=str)
+def test_channels_of_several_kinds_are_pooled_at_once(sizes: tuple[int, ...]) -> None:
+    recipe = mixed(sizes)
+    assert [isinstance(op, MixedPool) for op in merged_pools(recipe).operations].count(True) == 1
+    kinds = node_kinds(recipe)
+    means = (
+        len(sizes) > 1
+    )  # of some channels, by a convolution like the sums of squares and the energy
+    assert [kinds.count(kind) for kind in ("AveragePool", "Conv")] == [0, 4 + means]
+    assert (
+        kinds.count("Mul") == 2
+    )  # a scale, and the squares, which are those of the energy as well
+    assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3)], ids=str)
+def test_windows_that_are_cut_off_are_pooled_apart(sizes: tuple[int, ...]) -> None:
+    recipe = mixed(sizes, ceil_mode=True)
+    assert not any(isinstance(op, MixedPool) for op in merged_pools(recipe).operations)
+    assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e11])
+@pytest.mark.parametrize("bias", [None, 0.0, 0.5])
+@pytest.mark.parametrize("opset", [20, 25])
+@pytest.mark.parametrize("offset", [1.0, 50.0])
+def test_norms_of_small_points_beside_an_offset(
+    size: float, bias: float | None, opset: int, offset: float
+) -> None:
+    torch.manual_seed(2)
+    last = cl.Conv2d(8, 4, 2, bias=bias is not None)
+    if last.bias is not None:
+        nn.init.constant_(last.bias, bias or 0.0)
+    model = cl.ConformalLayers(
+        *(cl.Conv2d(1, 8, 3), cl.ReSPro(projective=True)),
+        *(cl.Split([4, 4], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), last, cl.Flatten()),
+        offset=offset,
+    )
+    folded = cl.fold(model, (1, 8, 8))
+    x = size * samples((1, 8, 8), torch.float32, 3)
+    y = session(folded.recipe, torch.float32, opset)(x)
+    assert relative_error(y, folded(x).detach()) <= 5e-6
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e11])
+def test_norms_outside_of_points(size: float) -> None:
+    builder = RecipeBuilder((1, 4, 4))
+    recipe = builder.recipe(builder.add(layer.NormPool, INPUT, **TWOS))
+    assert error(recipe, size * samples((1, 4, 4), torch.float32, 3)) <= 5e-6

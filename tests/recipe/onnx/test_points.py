@@ -1,14 +1,21 @@
-"""Points in ONNX: samples of every size without a branch, long norms, transforms as products."""
+"""Points and whole networks in ONNX: samples of every size without a branch, long norms, few nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
+import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
+from oracle import relative_error
 from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
 from support import samples
 
@@ -149,3 +156,87 @@ def test_graphs_are_small() -> None:
         kinds = node_kinds(recipe, dtype)
         assert not set(kinds) & {"If", "Loop", "Scan", "Shape", "DFT", "Identity"}
         assert len(kinds) <= most, (len(kinds), kinds)
+
+
+# -- whole networks ---------------------------------------------------------------------------------
+
+
+def micro(*, projective: bool = True, offset: Any = "learned", unit: str = "rms") -> nn.Module:
+    """Return a network of two stages with signed and norm-pooled channels, and a head."""
+    options: dict[str, Any] = {"alpha": "learned", "projective": projective}
+    layers = cl.ConformalLayers(
+        *(cl.Conv2d(3, 16, 3), cl.Conv2d(16, 16, 3, stride=2), cl.ReSPro(**options)),
+        *(cl.Split([4, 12], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), nn.BatchNorm2d(16)),
+        *(cl.Conv2d(16, 64, 1), cl.Conv2d(64, 48, 3), cl.ReSPro(**options)),
+        *(cl.Split([12, 36], [cl.AvgPool2d(3, 2), nn.LPPool2d(2, 3, 2)]), nn.BatchNorm2d(48)),
+        offset=offset,
+        unit=unit,
+    )
+    head = nn.Linear(192, 84), nn.ReLU(), nn.Linear(84, 10)
+    return nn.Sequential(layers, nn.Flatten(), *head)
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Give every batch normalisation statistics of its own."""
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight, module.bias):
+                assert tensor is not None
+                tensor.data.normal_(0.2, 0.5, generator=generator)
+            assert module.running_var is not None
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model.eval()
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "LeNetCL": (cl.networks.LeNetCL, 20, 20),
+    "D3ModNetCL": (cl.networks.D3ModNetCL, 20, 26),
+    "two stages": (micro, 23, 22),
+    "two stages, without RMSNormalization": (micro, 22, 32),
+    "two stages, published": (lambda: micro(projective=False), 23, 43),
+    "two stages, no offset": (lambda: micro(offset=None, unit="norm"), 23, 75),
+    "two stages, small offset": (lambda: micro(offset=1e-3, unit="norm"), 23, 32),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_small_and_right_for_samples_of_every_size(name: str) -> None:
+    make, opset, most = NETWORKS[name]
+    torch.manual_seed(0)
+    folded = cl.fold(randomised(make()), (3, 32, 32), strategy="conv")
+    kinds = node_kinds(folded.recipe, opset=opset)
+    assert len(kinds) <= most, (folded.recipe, kinds)
+    assert not {"Where", "Equal", "Sign"} & set(kinds) or "no offset" in name
+    x = samples((3, 32, 32), torch.float32, 7)
+    for index, size in enumerate((1e-12, 1e10, 0.0, 1e-6, 1e6), 1):
+        x[index] *= size
+    x[6].view(-1)[7] = float("nan")
+    y = session(folded.recipe, torch.float32, opset)(x)
+    with torch.no_grad():
+        expected = folded(x)
+    assert y[6:].isnan().all()
+    assert expected[6:].isnan().all()
+    assert relative_error(y[:6], expected[:6]) <= 5e-6
+    # Equal numbers round to the same side in long sums.
+    x = torch.tensor([0.1, 0.3, 0.7, 1.1]).view(-1, 1, 1, 1).expand(4, 3, 32, 32).contiguous()
+    with torch.no_grad():
+        expected = folded(x)
+    assert relative_error(session(folded.recipe, torch.float32, opset)(x), expected) <= 5e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (partial(cl.networks.StageNet, "micro"), 22),
+        (partial(cl.networks.StageNet, "small"), 26),
+        (partial(cl.networks.StageNet, "base"), 33),
+        (partial(cl.networks.StageNet, "large"), 44),
+    ],
+)
+def test_graphs_grow_no_larger(make: Callable[[], nn.Module], most: int) -> None:
+    torch.manual_seed(0)
+    recipe = cl.fold(make().eval(), (3, 32, 32), strategy="conv").recipe
+    assert len(node_kinds(recipe, opset=23)) <= most
+    # Before opset 23 five more nodes do what RMSNormalization does.
+    assert len(node_kinds(recipe, opset=22)) <= most + 5
