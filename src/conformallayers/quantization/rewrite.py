@@ -391,12 +391,10 @@ def _windows(
         return op
     if isinstance(op, layer.NormPool):
         return op.averages
-    sizes = list(zip(to.shapes[op.inputs[0]][1:], op.size, strict=True))
-    if any(n % m for n, m in sizes):
+    options: dict[str, Any] | None = op.even_windows(to.shapes[op.inputs[0]])
+    if options is None:
         raise _refusal(f"{op.kind} of windows of different sizes", _OTHER_POOLING)
-    window = tuple(n // m for n, m in sizes)
-    zeros = (0,) * len(window)
-    return layer.AvgPool(op.inputs, op.outputs, kernel=window, stride=window, padding=zeros)
+    return layer.AvgPool(op.inputs, op.outputs, **options)
 
 
 @RUN.runs(point.Normalize)

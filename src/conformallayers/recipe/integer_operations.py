@@ -252,7 +252,6 @@ class IntegerRebase(Operation):
 
 
 KINDS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == __name__)
-READERS = (Accumulated, IntegerPool, Requantize, Dequantize, IntegerEnergy)  # of features and τ
 _KEEPING = layer.Slice, layer.Concatenate, layer.Reshape, layer.Permute, layer.MaxPool
 
 

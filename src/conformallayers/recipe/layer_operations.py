@@ -181,6 +181,13 @@ class _AdaptivePool(Operation):
         _expect_axes(x, self.size)
         return (x[0], *self.size)
 
+    def even_windows(self, x: Shape) -> dict[str, tuple[int, ...]] | None:
+        """Return kernel, stride and padding if all windows are equal and do not overlap, else None."""
+        if any(n % m for n, m in zip(x[1:], self.size, strict=True)):
+            return None
+        kernel = tuple(n // m for n, m in zip(x[1:], self.size, strict=True))
+        return {"kernel": kernel, "stride": kernel, "padding": (0,) * len(kernel)}
+
 
 @operation("adaptive_avg_pool")
 class AdaptiveAvgPool(_AdaptivePool):

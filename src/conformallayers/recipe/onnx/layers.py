@@ -183,16 +183,15 @@ def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], 
 def _adaptive_pool(
     op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool, graph: OnnxGraph, x: Value
 ) -> Value:
-    sizes = list(zip(x.shape[1:], op.size, strict=True))
-    if any(n % m for n, m in sizes):
-        if isinstance(op, layer.AdaptiveAvgPool):
-            return _resample(op, graph, x)
-        return _largest(op, graph, x, lambda z: _resample(op, graph, z))
-    window, ones = tuple(n // m for n, m in sizes), (1,) * len(sizes)
-    options: dict[str, Any] = {"kernel": window, "stride": window, "padding": (0,) * len(window)}
+    options: dict[str, Any] | None = op.even_windows(x.shape)
     if isinstance(op, layer.AdaptiveAvgPool):
+        if options is None:
+            return _resample(op, graph, x)
         return avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
-    return _max_pool(layer.MaxPool(op.inputs, op.outputs, dilation=ones, **options), graph, x)
+    if options is None:
+        return _largest(op, graph, x, lambda z: _resample(op, graph, z))
+    options["dilation"] = (1,) * len(op.size)
+    return _max_pool(layer.MaxPool(op.inputs, op.outputs, **options), graph, x)
 
 
 @RUN.runs(layer.Upsample)

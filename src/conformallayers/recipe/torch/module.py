@@ -121,20 +121,14 @@ class RecipeModule(nn.Module):
         """Run the operations, and return the values that are there at the end.
 
         Args:
-            values: by name. Operations that would write one of them, or that read what is not there,
-                are left out.
+            values: by name.
             keep: hold on to values that no later operation reads.
             operations: of the recipe; all without.
         """
-        given = frozenset(values) - {INPUT}
         layout = bool(self._images) and not transformed()  # a transform cannot be asked for it
         for name in self._images & values.keys() if layout else ():
             values[name] = values[name].contiguous(memory_format=torch.channels_last)
         for operation, dropped in self._steps[operations]:
-            if given and (
-                operation.outputs[0] in given or not values.keys() >= set(operation.inputs)
-            ):
-                continue
             inputs = [values[name] for name in operation.inputs]
             result = RUN[type(operation)](operation, self, *inputs)
             results = (result,) if len(operation.outputs) == 1 else result
