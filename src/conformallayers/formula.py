@@ -39,6 +39,11 @@ def _binary(head: str) -> tuple[_Method, _Method]:
     )
 
 
+def _unary(head: str) -> Callable[[Formula], Formula]:
+    """Return a function as a method."""
+    return lambda x: Formula(head, (x,))
+
+
 @dataclass(frozen=True)
 class Formula:
     """A number, a variable, or an operator or function of formulas; see :data:`FUNCTIONS`.
@@ -111,21 +116,7 @@ class Formula:
             return found
         return Formula("*", (self.log(), _formula(power))).exp()
 
-    def sqrt(self) -> Formula:
-        """Return the square root."""
-        return Formula("sqrt", (self,))
-
-    def exp(self) -> Formula:
-        """Return the exponential."""
-        return Formula("exp", (self,))
-
-    def log(self) -> Formula:
-        """Return the natural logarithm."""
-        return Formula("log", (self,))
-
-    def tanh(self) -> Formula:
-        """Return the hyperbolic tangent."""
-        return Formula("tanh", (self,))
+    sqrt, exp, log, tanh = map(_unary, FUNCTIONS)
 
     def square(self) -> Formula:
         """Return the square."""
