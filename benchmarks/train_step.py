@@ -100,11 +100,11 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     memory = {kind: peak_memory(name, kind, size) for kind in engines}
     row: dict[str, object] = {"network": name, "batch": size}
     for kind, timing in times.items():
-        row[f"{kind}_ms"] = round(1e3 * timing.median, 3)
+        row[f"{kind}_ms"] = round(timing["median"], 3)
         row[f"{kind}_spread_ms"] = [round(1e3 * timing.low, 3), round(1e3 * timing.high, 3)]
         row[f"{kind}_mib"] = round(memory[kind] / 2**20, 1)
     for kind in list(engines)[1:]:
-        row[f"{kind}_time_ratio"] = round(times[kind].median / times["relu"].median, 3)
+        row[f"{kind}_time_ratio"] = round(times[kind]["median"] / times["relu"]["median"], 3)
         row[f"{kind}_memory_ratio"] = round(memory[kind] / max(memory["relu"], 1), 3)
     return row
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = 0
     try:
-        with _interruptible(), _named_extra(words):
+        with _interruptible():
             _run(words)
     except KeyboardInterrupt as stop:
         print(str(stop) or "Interrupted.", file=sys.stderr)
@@ -55,13 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    app = build_app()
-    from cyclopts import CycloptsError
-
+    """Run a command; refuse wrong options, and a missing package of the extra, in one line."""
     try:
-        app(words, result_action="return_value", exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        raise ConformalError(_usage_error(error)) from error
+        app = build_app()
+        from cyclopts import CycloptsError
+
+        try:
+            app(words, result_action="return_value", exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            raise ConformalError(_usage_error(error)) from error
+    except ImportError as error:
+        # A command that is imported by its name wraps the error.
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        package = (cause.name or "").partition(".")[0]
+        if isinstance(error, ConformalError) or package not in _EXPERIMENTS:
+            raise
+        purpose = words[0] if words else "the command line"
+        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
 
 
 def _usage_error(error: "CycloptsError") -> str:
@@ -76,23 +86,6 @@ def _usage_error(error: "CycloptsError") -> str:
     option = (error.token.keyword or error.token.value).partition("=")[0]
     known = [name for argument in error.argument_collection for name in argument.names]
     return f"unknown option {option}.{suggest(option, known)}"
-
-
-@contextmanager
-def _named_extra(words: Sequence[str]) -> Iterator[None]:
-    """Turn a failed import of an optional package into one line that names the extra."""
-    try:
-        yield
-    except ConformalError:  # which a missing extra is, too
-        raise
-    except ImportError as error:
-        # A command that is imported by its name wraps the error.
-        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-        package = (cause.name or "").partition(".")[0]
-        if package not in _EXPERIMENTS:
-            raise
-        purpose = words[0] if words else "the command line"
-        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _FEWEST = 3  # rounds, however long they take
@@ -21,28 +20,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _SWITCHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one engine: the median and the quartiles of its calls."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        """Summarise the seconds of several calls."""
-        if len(seconds) < 2:
-            return cls(seconds[0], seconds[0], seconds[0])
-        low, median, high = statistics.quantiles(seconds, n=4)
-        return cls(median, low, high)
-
-    @property
-    def milliseconds(self) -> dict[str, float]:
-        """The median and the quartiles in milliseconds, by name."""
-        return {name: round(1e3 * value, 4) for name, value in vars(self).items()}
-
-
 def interleave(
     engines: Mapping[str, Callable[[], object]],
     executions: int,
@@ -50,8 +27,8 @@ def interleave(
     calls: int = 3,
     pause: float = 0.03,
     budget: float = math.inf,
-) -> dict[str, Timing]:
-    """Time executions of each engine in turn: in every round a pause, untimed calls, and some timed ``calls``.
+) -> dict[str, dict[str, float]]:
+    """Return median and quartiles of the milliseconds of each engine; in every round a pause, untimed and timed ``calls``.
 
     The pause lets the spinning threads of one engine go to sleep before the next one runs. The untimed
     calls, one or as many as take 5 ms, make up for it. After ``budget`` seconds no further round begins,
@@ -59,7 +36,7 @@ def interleave(
 
     Examples:
         >>> times = interleave({"a": lambda: sum(range(9))}, 6, pause=0.0)
-        >>> times["a"].low <= times["a"].median <= times["a"].high
+        >>> times["a"]["low"] <= times["a"]["median"] <= times["a"]["high"]
         True
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
@@ -77,7 +54,13 @@ def interleave(
                 begun = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - begun)
-    return {name: Timing.of(values) for name, values in seconds.items()}
+    return {name: _quartiles(values) for name, values in seconds.items()}
+
+
+def _quartiles(seconds: list[float]) -> dict[str, float]:
+    several = seconds if len(seconds) > 1 else 2 * seconds
+    low, median, high = (round(1e3 * value, 4) for value in statistics.quantiles(several, n=4))
+    return {"median": median, "low": low, "high": high}
 
 
 def keep_freed_memory() -> bool:

@@ -72,18 +72,8 @@ def missing_tools() -> list[str]:
     return [name for name in (COMPILER, SIZE, EMULATOR) if shutil.which(name) is None]
 
 
-def require_tools(where: str) -> None:
-    """Refuse a machine without the compiler or the emulator."""
-    missing = missing_tools()
-    if missing:
-        remedy = f"On Debian: apt-get install {PACKAGES}."
-        got = f"no {' and no '.join(missing)} on the path"
-        raise refusal(where, "a compiler and an emulator for Cortex-M", got, remedy)
-
-
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
     """Cross-compile the files of ``export_c``, optionally with their self-test, and run images (N, …) one by one."""
-    require_tools("device")
     for kind, needed in (("flash", made.constant_bytes), ("RAM", made.ram_bytes)):
         if needed > _MEMORY:
             expected, got = f"at most {size(_MEMORY)} of {kind}, which the board has", size(needed)
@@ -146,7 +136,10 @@ def _run(command: list[str], folder: Path, task: str) -> str:
 
 def run_devices(networks: Sequence[str], options: DeviceOptions, say: Say = print) -> Row:
     """Run networks, ``NETWORKS`` if there are none, on test images in an emulated Cortex-M4; return the record."""
-    require_tools("device")
+    if missing := missing_tools():
+        remedy = f"On Debian: apt-get install {PACKAGES}."
+        got = f"no {' and no '.join(missing)} on the path"
+        raise refusal("device", "a compiler and an emulator for Cortex-M", got, remedy)
     records = Records("device", options, "devices", ("name", "dtype"), cells, say=say)
     with records:
         for network in networks or NETWORKS:

@@ -73,7 +73,7 @@ def measure_here(path: str, batch: int, executions: int, threads: int | None) ->
     before = settle()
     run = partial(run_module, model, torch.rand(batch, *networks.IMAGE_SHAPE))
     times = interleave({path: run}, executions, calls=1, pause=0.0, budget=_SECONDS)
-    row = {"path": path, "batch": batch, "milliseconds": times[path].milliseconds}
+    row = {"path": path, "batch": batch, "milliseconds": times[path]}
     return {**row, "peak_bytes": peak() - before}
 
 

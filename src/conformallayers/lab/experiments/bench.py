@@ -103,14 +103,13 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
                 engines[SESSION] = partial(Session(folded, engine="onnxruntime"), x.numpy())
             except ConformalError as refused:
                 notes[SESSION] = f"skipped: {cause_line(refused)}"
-        times = interleave(engines, options.executions, budget=_BUDGET)
         rows.append(
             {
                 "network": name,
                 "batch": batch,
                 "strategy": "" if folded is None else folded.strategy,
                 "error": error,
-                "times": {key: found.milliseconds for key, found in times.items()},
+                "times": interleave(engines, options.executions, budget=_BUDGET),
                 "notes": notes,
             }
         )

@@ -180,8 +180,10 @@ def _measure_times(names: Sequence[str], chosen: CostOptions, say: Say) -> Row:
             engines = {name: _engine(name, loaded.module, x) for name, loaded in runs.items()}
             times = interleave(engines, _EXECUTIONS)
             for name, timing in times.items():
-                row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
-                records.add({**row, "ratio": round(timing.median / times[OPPONENT].median, 3)})
+                row = {"name": name, "batch": batch, "milliseconds": timing}
+                records.add(
+                    {**row, "ratio": round(timing["median"] / times[OPPONENT]["median"], 3)}
+                )
     return records.record
 
 

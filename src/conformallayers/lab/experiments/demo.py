@@ -93,7 +93,7 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> Row:
             x = data.test_images[:batch]
             engines = {name: partial(path, x) for name, path in paths.items()}
             found = interleave(engines, _EXECUTIONS, pause=0.0)
-            seconds = {name: timing.median / batch for name, timing in found.items()}
+            seconds = {name: timing["median"] / 1e3 / batch for name, timing in found.items()}
             times[str(batch)] = {**seconds, "ratio": seconds["layers"] / seconds["folded"]}
     return {
         "accuracy": {

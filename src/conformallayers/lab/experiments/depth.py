@@ -46,13 +46,12 @@ def measure(depth: int, options: DepthOptions) -> Row:
     seconds = time.perf_counter() - started
     models: dict[str, nn.Module] = {RELU: relu, LAYERS: conformal, FOLDED: folded}
     engines = {name: partial(run_module, model, x) for name, model in models.items()}
-    times = interleave(engines, options.executions, calls=5)
     return {
         "depth": depth,
         "strategy": folded.strategy,
         "fold_seconds": round(seconds, 3),
         "fold_error": fold_error(conformal, folded, x[:8]),
-        "milliseconds": {name: timing.milliseconds for name, timing in times.items()},
+        "milliseconds": interleave(engines, options.executions, calls=5),
     }
 
 
