@@ -176,17 +176,14 @@ def test_sweep_on_the_command_line(
 CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "images", "is_paper"),
-    [("mnist", 54000, True), ("mnist", 4095, False), ("digits", 1212, False), ("digits", 3, False)],
-)
-def test_space_fits_the_training_images(dataset: str, images: int, is_paper: bool) -> None:
-    space: Any = fitting_space(dataset, images, 20)
-    sizes, rates = space["batch_size"], space["learning_rate"]
-    assert sizes.low <= sizes.high <= images
-    assert rates.log != is_paper
-    assert ((sizes.low, sizes.high) == paper.BATCH_SIZES) == is_paper
-    assert space["epochs"] == IntDistribution(10, 20)
+def test_space_fits_the_training_images() -> None:
+    for dataset, images in (("mnist", 54000), ("mnist", 4095), ("digits", 1212), ("digits", 3)):
+        space: Any = fitting_space(dataset, images, 20)
+        sizes, rates, is_paper = space["batch_size"], space["learning_rate"], images > 50_000
+        assert sizes.low <= sizes.high <= images
+        assert rates.log != is_paper
+        assert ((sizes.low, sizes.high) == paper.BATCH_SIZES) == is_paper
+        assert space["epochs"] == IntDistribution(10, 20)
 
 
 def test_own_space_has_the_types_of_the_options() -> None:
@@ -204,13 +201,10 @@ def test_own_space_has_the_types_of_the_options() -> None:
     ("text", "message"),
     [
         ("learning_rate=1:0.1", "sweep --space: expected NAME=LOW:HIGH"),
-        ("weight_decay=0:1:log", "sweep --space: expected NAME=LOW:HIGH"),
         ("optimizer=adam:rmsprop", "sweep --space: expected NAME=LOW:HIGH"),
         ("learning_rat=0.1:1", 'Did you mean "learning_rate"'),
         ("classes=2,3", "sweep --space: expected one of"),
         ("learning_rate=-1:1", "train --learning-rate: expected a value greater than 0, got '-1'"),
-        ("batch_size=1.5:4", "train --batch-size: expected a valid integer"),
-        ("optimizer=adam,nadam", "train --optimizer: expected 'adam'"),
         ("epochs=5:30", "at most 20 epochs, as --max-epochs says, got 30"),
         ("preset=micro", "train --preset: expected no such option for LeNetCL"),
     ],
