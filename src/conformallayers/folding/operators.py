@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..graph.freeze import device_of
 from ..nn.bounds import Shape, channel_factor
-from ..nn.extra_layers import ChannelScale, RepeatChannels
+from ..nn.extra_layers import ChannelScale
 from ..nn.registry import computes_like, find_spec, is_affine
 from ..utils.axes import per_axis
 
@@ -120,40 +120,6 @@ def _without_bias(module: nn.Module) -> nn.Module:
     return module
 
 
-def merged(before: Operator, after: Operator) -> Operator | None:
-    """Merge two consecutive operators into one layer, or return None where torch has no such layer.
-
-    Repeated channels go into the weight of the convolution behind them, and a margin of zeros becomes its padding.
-    """
-    if not is_plain(after.module, CONVOLUTIONS) or before.bias is not None:
-        return None
-    module: Any = copy.deepcopy(after.module)
-    if isinstance(before.module, RepeatChannels) and module.groups == 1:
-        times = before.module.times
-        module.weight = module.weight.unflatten(1, (times, -1)).sum(1)
-        module.in_channels //= times
-    elif (margin := _margin(before.module)) and _pads_with_zeros(module, len(margin)):
-        module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
-    else:
-        return None
-    return Operator(module, before.input_shape, after.output_shape, after.bias)
-
-
-def _margin(module: Any) -> tuple[int, ...] | None:
-    """Return the margin of zeros that a module adds on each axis, if it is the same on both sides."""
-    if not isinstance(module, nn.modules.padding._ConstantPadNd) or find_spec(module) is None:
-        return None
-    pads = tuple(module.padding)
-    before, after = pads[0::2], pads[1::2]
-    same = before == after and min(before) >= 0
-    return tuple(reversed(before)) if same else None
-
-
-def _pads_with_zeros(module: Any, axes: int) -> bool:
-    own = module.padding
-    return module.padding_mode == "zeros" and not isinstance(own, str) and len(own) == axes
-
-
 def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
     """Apply operators one after the other."""
     for operator in operators:
@@ -190,30 +156,6 @@ POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
 def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     """Tell whether a module is one of torch's kinds and computes what that kind computes."""
     return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
-
-
-def receptive_field(operators: Iterable[Operator], axis: int) -> tuple[int, int]:
-    """Return the size and the stride, along a spatial axis, of the window that an output of a chain sees.
-
-    A kernel of k taps with dilation d and stride s, behind a window of size w and stride S, has a window of
-    size w + (k − 1)·d·S and stride S·s.
-    """
-    size = step = 1
-    for operator in operators:
-        kernel, stride, dilation = window(operator, axis)
-        size += (kernel - 1) * dilation * step
-        step *= stride
-    return size, step
-
-
-def window(operator: Operator, axis: int) -> tuple[int, int, int]:
-    """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
-    found = []
-    for name in ("kernel_size", "stride", "dilation"):
-        value: Any = getattr(operator.module, name, 1)
-        many = isinstance(value, (tuple, list))
-        found.append(int(value[min(axis, len(value) - 1)] if many else value))
-    return found[0], found[1], found[2]
 
 
 def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -35,7 +35,7 @@ from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.registry import is_homogeneous
 from ..scaling import Scaling
-from .operators import Operator, apply_all, merged, operator_of, push_constant
+from .operators import Operator, apply_all, operator_of, push_constant
 
 
 @dataclass(frozen=True)
@@ -322,29 +322,12 @@ def _computes(stage: AffineStage | RadialStage) -> bool:
 def stages_of(trace: Trace) -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
     factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
-    nodes = tuple(_nodes(_steps(trace), trace.input_shape))
+    steps = [(_action(trace, step), step.sources) for step in trace.steps]
+    nodes = tuple(_nodes(steps, trace.input_shape))
     return StageGraph(trace.input_shape, trace.output_shape, nodes, factor, trace.offset)
 
 
 _Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
-
-
-def _steps(trace: Trace) -> list[_Step]:
-    """Return the layers, joins and maps of a trace.
-
-    Repeated channels and a margin of zeros go into the convolution behind them.
-    """
-    users = Counter(source for step in trace.steps for source in step.sources)
-    steps: list[_Step] = []
-    place = {-1: -1}  # step of the trace → step
-    shared: set[int] = set()  # steps that several branches read
-    for index, step in enumerate(trace.steps):
-        sources = tuple(place[source] for source in step.sources)
-        _append_merged(steps, _action(trace, step), sources, shared)
-        place[index] = len(steps) - 1
-        if users[index] > 1:
-            shared.add(place[index])
-    return steps
 
 
 def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
@@ -358,20 +341,6 @@ def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
     if is_homogeneous(module):
         return HomogeneousMap(module, *shapes, step.bound, step.path)
     return operator_of(module, *shapes)
-
-
-def _append_merged(
-    steps: list[_Step], action: Any, sources: tuple[int, ...], shared: Collection[int] = ()
-) -> None:
-    """Append an action; operators at the end of ``steps`` that merge with it are removed."""
-    while steps and sources == (len(steps) - 1,) and sources[0] not in shared:
-        before = steps[-1][0]
-        both = isinstance(before, Operator) and isinstance(action, Operator)
-        one = merged(before, action) if both else None
-        if one is None:
-            break
-        action, sources = one, steps.pop()[1]
-    steps.append((action, sources))
 
 
 def _nodes(steps: Sequence[_Step], input_shape: Shape) -> Iterator[GraphNode]:
@@ -422,11 +391,8 @@ def with_prefix(
     first, *others = graph.nodes
     if not isinstance(first.action, (AffineStage, RadialStage)):
         raise TypeError("a network that does not start with a stage takes no prefix")
-    steps: list[_Step] = []
-    for layer in (*operators, *first.action.layers):
-        _append_merged(steps, layer, (len(steps) - 1,))
     shape = operators[0].input_shape
-    stage = stage_of(shape, [layer for layer, _ in steps])
+    stage = stage_of(shape, (*operators, *first.action.layers))
     return replace(
         graph,
         input_shape=shape,

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...nn.bounds import Shape
+from ...nn.extra_layers import RepeatChannels
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import INPUT, RecipeBuilder
 from ..affine import AffineOperations
-from ..convolution import Convolution, compose, diagonal, regrouped, spread
+from ..convolution import Convolution, compose, diagonal, pointwise, regrouped, spread
 from ..forms import dense_matrix
 from ..lower import Lowering
 from ..operators import POOLINGS, Operator, is_plain
@@ -284,10 +285,15 @@ def _patch(form: Convolution, phase: int) -> int:
 def _form(operator: Operator) -> Convolution | None:
     """Return an operator as a convolution that pads with zeros, or None."""
     shapes = operator.input_shape, operator.output_shape
+    channels, axes = shapes[0][0], len(shapes[0]) - 1
+    if isinstance(operator.module, RepeatChannels):
+        eye = torch.eye(channels, dtype=torch.float64).repeat(operator.module.times, 1)
+        numbers = eye.view(*eye.shape, *[1] * axes), None
+        return pointwise(lambda: numbers, (channels, len(eye)), axes)
     builder = RecipeBuilder(shapes[0])
     output = Lowering(builder).module(INPUT, operator.module, shapes[1])
     if output == INPUT:
-        return diagonal(torch.ones(shapes[0][0], dtype=torch.float64), None, len(shapes[0]) - 1)
+        return diagonal(torch.ones(channels, dtype=torch.float64), None, axes)
     (first, *others), recipe = builder.operations, builder.recipe(output)
     link = None if others else AffineOperations(recipe).link(first, 0, *shapes)
     form = None if link is None or link.rows else link.form

@@ -18,7 +18,6 @@ from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..forms import is_negligible, row_order, triangular_factor
-from ..operators import receptive_field
 from ..stages import RadialStage
 from .base import (
     Cost,
@@ -134,8 +133,15 @@ class Banded(Strategy):
 
 def _first_reach(stage: RadialStage) -> int:
     """Return over how many image rows the first segments couple coefficients."""
-    operators = (op for segment in stage.segments[:_FIRST] for op in segment.operators)
-    return receptive_field(operators, 0)[0] - 1
+    reach, step = 0, 1
+    for operator in (op for segment in stage.segments[:_FIRST] for op in segment.operators):
+        sizes = (
+            getattr(operator.module, name, 1) for name in ("kernel_size", "stride", "dilation")
+        )
+        kernel, stride, dilation = (n[0] if isinstance(n, tuple) else n for n in sizes)
+        reach += (kernel - 1) * dilation * step
+        step *= stride
+    return reach
 
 
 def _add_rows(builder: RecipeBuilder, x: str, layout: BlockLayout) -> str:
