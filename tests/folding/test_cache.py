@@ -98,32 +98,17 @@ def test_gradients_to_parameters_are_kept(model: Model, x: Tensor, made: Made) -
     assert model(x).requires_grad
 
 
-def step(name: str, **options: object) -> Callable[[Model], None]:
-    def action(model: Model) -> None:
-        x = samples(SHAPE, torch.float32, seed=9)
-        model(x).sum().mul(50).backward()  # in eval()
-        with torch.no_grad():
-            model(x)  # folds after the gradients and before the step
-        getattr(torch.optim, name)(model.parameters(), lr=0.1, **options).step()
-
-    return action
-
-
-def vector(model: Model) -> None:
-    values = nn.utils.parameters_to_vector(model.parameters()).detach()
-    nn.utils.vector_to_parameters(values, model.parameters())
-    assert_true(model, samples(SHAPE, torch.float32))
-    values *= torch.linspace(0.5, 2, len(values))
+def step(model: Model) -> None:
+    x = samples(SHAPE, torch.float32, seed=9)
+    model(x).sum().mul(50).backward()  # in eval()
+    with torch.no_grad():
+        model(x)  # folds after the gradients and before the step
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
 
 
 def train_on(model: Model) -> None:
     model.train()(3 + samples(SHAPE, torch.float32, seed=9))
     model.eval()
-
-
-def statistics(model: Model) -> None:
-    norm = model[2]
-    nn.functional.batch_norm(torch.randn(8, 3), norm.running_mean, norm.running_var, training=True)
 
 
 def move_first(model: Model) -> None:
@@ -144,33 +129,20 @@ def other_state() -> dict[str, Tensor]:
     return randomise(small(), 7).state_dict()
 
 
+# The whole state is compared, so it does not matter what writes to it.
 CHANGES: dict[str, Callable[[Model], object]] = {
-    "in place": lambda m: m[0].weight.detach().mul_(weight()),
     "one entry through data": lambda m: m[6].weight.data[2, 7].fill_(9.0),
-    "new data": lambda m: setattr(m[0].weight, "data", weight()),
     "numpy": lambda m: m[0].weight.detach().numpy().__imul__(3),
-    "dlpack": lambda m: torch.from_dlpack(m[0].weight.detach()).neg_(),
-    "storage": lambda m: m[0].weight.untyped_storage().copy_(weight().untyped_storage()),
-    "vector_to_parameters": vector,
-    **{name: step(name) for name in ("SGD", "Adam")},
-    "Adam foreach": step("Adam", foreach=True),
-    **{f"{name} fused": step(name, fused=True) for name in ("SGD", "Adam", "AdamW", "Adagrad")},
-    "load_state_dict": lambda m: m.load_state_dict(other_state()),
-    "load_state_dict assign": lambda m: m.load_state_dict(other_state(), assign=True),
-    "parameter": assign("0.weight", lambda: nn.Parameter(weight())),
+    "an optimizer": step,
+    "load_state_dict": lambda m: m.load_state_dict(other_state(), assign=True),
     "parameter in the table": lambda m: m[0]._parameters.update(weight=nn.Parameter(weight())),
     "offset": lambda m: setattr(m, "offset", 20.0),
-    "log_offset": lambda m: m.log_offset.data.fill_(3.0),
     "unit": lambda m: setattr(m, "unit", "rms"),
     "spectral norm": lambda m: m[4].norm.mul_(2),
-    "statistics": statistics,
+    "statistics": lambda m: m[2].running_mean.add_(3),
     "eps": assign("2.eps", lambda: 0.3),
-    "reset_parameters": lambda m: m[6].reset_parameters(),
     "append": lambda m: m.append(cl.ReSPro(0.5)),
-    "insert": lambda m: m.insert(1, cl.ReSPro(0.5)),
     "delete": lambda m: m.__delitem__(-1),
-    "item": lambda m: m.__setitem__(0, randomise(cl.Conv2d(2, 3, 3), 6)),
-    "nested append": lambda m: m[3][1].append(cl.ReSPro(0.5)),
     "nested item": lambda m: m[3][1].__setitem__(0, randomise(cl.Conv2d(3, 3, 2), 5)),
     "nested order": move_first,
     "alpha": assign("7.alpha", lambda: 4.0),

@@ -154,6 +154,8 @@ def test_a_function_of_samples_is_known_as_one() -> None:
     assert by_sample(nn.BatchNorm2d(3))
     assert by_sample(nn.ConstantPad2d(1, 2.0))
     assert not by_sample(nn.BatchNorm2d(3, track_running_stats=False))
+    of_batch = nn.BatchNorm1d(8, track_running_stats=False)
+    assert not by_sample(cl.Residual(nn.Linear(8, 8), of_batch))
     assert not by_sample(nn.Flatten(0))
     assert not by_sample(nn.Module())
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
@@ -42,65 +42,50 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 # -- where networks are cut -------------------------------------------------------------------------
 
 
-def test_a_network_without_maps_is_one_stage() -> None:
-    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 3), cl.ReSPro())
-    graph = graph_of(model, (1, 8, 8))
-    assert kinds(graph) == ["radial"]
+conv, norm, respro, relu = cl.Conv1d, nn.BatchNorm1d(2), cl.ReSPro(), nn.ReLU()
+wide = conv(2, 2, 3, padding=1)
+residual = cl.Residual(wide, relu, conv(2, 2, 1), respro)
+# The layers of a ConformalLayers for (1, 9), and their stages.
+CUTS: dict[str, tuple[list[nn.Module], list[str]]] = {
+    "one stage": ([conv(1, 2, 3), respro, conv(2, 2, 3), respro], ["radial"]),
+    "a map": (
+        [conv(1, 2, 3), respro, conv(2, 4, 3), relu, conv(4, 2, 3), respro],
+        ["radial", "map", "radial"],
+    ),
+    "biases end a stage at each activation": (
+        [
+            conv(1, 1, 1),
+            respro,
+            conv(1, 2, 3, bias=True),
+            respro,
+            conv(2, 2, 3),
+            norm,
+            respro,
+            relu,
+        ],
+        ["radial", "affine", "affine", "map"],
+    ),
+    "branches across maps": (
+        [conv(1, 2, 1), residual, conv(2, 1, 1)],
+        ["affine", "affine", "affine", "map", "radial", "join", "affine"],
+    ),
+}
 
 
-def test_maps_cut_a_network() -> None:
-    model = cl.ConformalLayers(
-        cl.Conv2d(1, 2, 3),
-        cl.ReSPro(),
-        cl.Conv2d(2, 4, 3),
-        nn.ReLU(),
-        cl.Conv2d(4, 2, 3),
-        cl.ReSPro(),
-    )
-    graph = graph_of(model, (1, 8, 8))
-    assert kinds(graph) == ["radial", "map", "radial"]
-    assert [len(stage.layers) for stage in graph.stages] == [3, 2]
-    assert "\n1: ReLU()\n" in str(graph)
+@pytest.mark.parametrize("name", CUTS)
+def test_where_networks_are_cut(name: str) -> None:
+    layers, expected = CUTS[name]
+    assert kinds(graph_of(randomised(cl.ConformalLayers(*layers)), (1, 9))) == expected
 
 
-def test_a_stage_with_biases_ends_at_each_activation() -> None:
-    layers = (
-        cl.Conv1d(1, 2, 3, bias=True),
-        cl.ReSPro(),
-        cl.Conv1d(2, 2, 3),
-        nn.BatchNorm1d(2),
-        cl.ReSPro(),
-    )
-    model = randomised(cl.ConformalLayers(cl.Conv1d(1, 1, 1), cl.ReSPro(), *layers, nn.ReLU()))
-    assert kinds(graph_of(model, (1, 9))) == ["radial", "affine", "affine", "map"]
-
-
-def test_branches_across_maps_are_joined_between_stages() -> None:
-    block = cl.Residual(cl.Conv1d(2, 2, 3, padding=1), nn.ReLU(), cl.Conv1d(2, 2, 1), cl.ReSPro())
-    graph = graph_of(cl.ConformalLayers(cl.Conv1d(1, 2, 1), block, cl.Conv1d(2, 1, 1)), (1, 9))
-    skip, body = ["affine"], ["affine", "map", "radial"]
-    assert kinds(graph) == ["affine", *skip, *body, "join", "affine"]
-    assert graph.nodes[5].sources == (1, 4)
-    assert isinstance(graph.nodes[5].action, Join)
-
-
-@pytest.mark.parametrize("strategy", ["layers", "dense"])
-def test_layers_that_two_branches_read_are_not_merged_into_one_of_them(strategy: str) -> None:
-    normalised = nn.Sequential(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), cl.ReSPro())
+@pytest.mark.parametrize(("length", "end"), [(4, ["affine", "affine"]), (2, ["affine"])])
+def test_a_head_joins_the_last_stage_or_follows_it(length: int, end: list[str]) -> None:
+    layers = conv(1, 2, 3), nn.ReLU(), conv(2, 2, 3, bias=True), cl.ReSPro()
+    features = cl.ConformalLayers(*layers[:length])
     model = randomised(
-        cl.ConformalLayers(nn.ZeroPad2d(1), cl.Parallel(normalised, cl.Conv2d(2, 2, 1)))
+        nn.Sequential(features, nn.Flatten(), nn.Linear(10 if length == 4 else 14, 3))
     )
-    cl.testing.assert_folds(model, (2, 5, 4), strategy=strategy)
-
-
-def test_a_head_joins_the_last_stage_or_follows_it() -> None:
-    features = cl.ConformalLayers(
-        cl.Conv1d(1, 2, 3), nn.ReLU(), cl.Conv1d(2, 2, 3, bias=True), cl.ReSPro()
-    )
-    model = randomised(nn.Sequential(features, nn.Flatten(), nn.Linear(10, 3)))
-    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", "affine", "affine"]
-    model = randomised(nn.Sequential(features[:2], nn.Flatten(), nn.Linear(14, 3)))
-    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", "affine"]
+    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", *end]
 
 
 # -- what a fold of stages computes -----------------------------------------------------------------
@@ -127,22 +112,6 @@ def test_folds_of_random_staged_networks(seed: int) -> None:
                 assert strategy not in ("auto", "layers")
                 continue
             assert relative_error(folded(x), expected) <= TOLERANCES[dtype], strategy
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["stages", "rectified"])
-def test_samples_of_any_scale(name: str, dtype: torch.dtype) -> None:
-    model = net(name).to(dtype).eval()
-    scales = [1e-12, 1e-4, 1.0, 1e4, 1e12] if name == "stages" else [1e-12, 1e-4, 1.0, 10.0]
-    x = torch.stack([scale * samples((2, 6, 6), dtype, 1)[0] for scale in scales])
-    with torch.no_grad(), cl.layer_by_layer():
-        expected = model.double()(x.double())
-    model.to(dtype)
-    for strategy in ("auto", "layers"):
-        assert (
-            relative_error(cl.fold(model, (2, 6, 6), strategy=strategy)(x), expected)
-            <= TOLERANCES[dtype]
-        )
 
 
 def test_a_zero_sample_and_a_sample_with_nan() -> None:
@@ -260,20 +229,3 @@ def test_a_named_strategy_is_used_where_it_applies() -> None:
     for layers in (radial, (*radial, nn.ReLU(), cl.Linear(4, 2))):
         with pytest.raises(cl.ConformalError, match="one where a sample has no image rows"):
             cl.fold(cl.ConformalLayers(*layers), (4,), strategy="banded")
-
-
-def test_evaluation_folds_and_notices_changes() -> None:
-    model = two_stages(2)[0]
-    x = torch.rand(2, 3, 16, 16)
-
-    def layers() -> Tensor:
-        with cl.layer_by_layer():
-            return model(x)
-
-    with torch.no_grad():
-        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
-        assert model._cache.find(model, x) is not None
-        before = model(x)
-        model[0].weight.add_(0.1)
-        assert not torch.equal(model(x), before)
-        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
