@@ -32,9 +32,8 @@ _NAMES = {
     "conversion": ("convert",),
     "folding.fold": ("fold",),
     "graph.trace": ("trace",),
-    "folding.folded": ("Folded",),
+    "folding.folded": ("Folded", "Quantization"),
     "quantization.quantize": ("quantize",),
-    "folding.quantization_report": ("Quantization",),
     "folding.save": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
@@ -62,7 +61,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .errors import MissingExtra as MissingExtra
     from .folding.fold import fold as fold
     from .folding.folded import Folded as Folded
-    from .folding.quantization_report import Quantization as Quantization
+    from .folding.folded import Quantization as Quantization
     from .folding.save import load as load
     from .folding.save import save as save
     from .graph.trace import trace as trace

@@ -1,9 +1,10 @@
-"""The module that ``cl.fold`` returns: a recipe that runs, with the plans of its parts."""
+"""The module that ``cl.fold`` returns: a recipe that runs, with the plans of its parts and other spatial sizes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -11,16 +12,110 @@ import torch
 from torch import Tensor
 
 from ..errors import ConformalError, refusal, shape_text
-from ..recipe.recipe import Recipe
+from ..recipe import layer_operations as layer
+from ..recipe.operation import Operation, Shape, ShapeOf, expect
+from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
+from ..recipe.torch.operations import RUN
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size
 from .chains import Cost
 from .forms import explicit_forms, explicit_matrix
 from .plan import Plan
-from .quantization_report import Quantization, read_quantization
 from .regions import Region
-from .sizes import run_resized, size_sentence
+
+
+@dataclass(frozen=True, repr=False)
+class Quantization(Printed):
+    """Errors and sizes of a fold in int8; prints as a table.
+
+    Attributes:
+        images: the number of images for calibration and measurement.
+        mean_error, largest_error: relative errors of the outputs against those of the fold in floats.
+        agreement: share of images with the same largest output.
+        float_bytes, int8_bytes: of all constants.
+    """
+
+    images: int
+    mean_error: float
+    largest_error: float
+    agreement: float
+    float_bytes: int
+    int8_bytes: int
+
+    def _blocks(self) -> Iterator[Block]:
+        errors = f"{self.mean_error:.2g}", f"{self.largest_error:.2g}"
+        rows = [
+            ["float", size(self.float_bytes), "0", "0", "100.00 %"],
+            ["int8", size(self.int8_bytes), *errors, f"{100 * self.agreement:.2f} %"],
+        ]
+        yield Table(["fold", "constants", "mean error", "largest error", "same class"], rows)
+        yield f"relative errors of the outputs of the {self.images} images that set the scales"
+
+
+def _read_quantization(about: Mapping[str, Any] | None) -> Quantization | None:
+    """Return the report in the notes of a file; None if there is none or it is malformed."""
+    stored = (about or {}).get("quantization")
+    names = {item.name for item in fields(Quantization)}
+    if not isinstance(stored, Mapping) or set(stored) != names:
+        return None
+    numbers = all(isinstance(value, (int, float)) for value in stored.values())
+    return Quantization(**stored) if numbers else None
+
+
+_ANY_SIZE = (
+    *(
+        layer.Conv,
+        layer.ConvTranspose,
+        layer.Matmul,
+        layer.Multiply,
+        layer.AddConstant,
+        layer.PRelu,
+    ),
+    *(layer.AvgPool, layer.MaxPool, layer.NormPool, layer.AdaptiveAvgPool, layer.AdaptiveMaxPool),
+    *(layer.Pad, layer.Upsample, layer.Add, layer.Concatenate, layer.Slice, layer.Permute),
+    *(layer.Elementwise, layer.Softmax, layer.Reshape, layer.Call),
+)
+
+
+def _check_size(op: Operation, before: Shape, given: Shape) -> None:
+    """Raise ValueError for an operation that is exact for samples of the shape before only."""
+    fixed = isinstance(op, layer.Reshape) or (isinstance(op, layer.Slice) and op.axis > 0)
+    known = isinstance(op, _ANY_SIZE) and not (fixed and before != given)
+    expect(known, f"{op.kind} reads samples of shape {shape_text(before)}")
+
+
+def _run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
+    """Run a recipe on samples of another size; raise ValueError for an operation that is exact for one only."""
+    shapes, values = recipe.shapes(), {INPUT: x}
+    for op, dropped in zip(recipe.operations, recipe.last_uses(), strict=True):
+        given = [tuple(values[name].shape[1:]) for name in op.inputs]
+        _check_size(op, shapes[op.inputs[0]], given[0])
+        op.shapes(given, recipe.constant_shape)
+        RUN.step(op, holder, values)
+        for name in dropped:
+            del values[name]
+    return values[recipe.output]
+
+
+def _size_sentence(recipe: Recipe) -> str:
+    """Say whether a fold takes other spatial sizes, or what fixes the size."""
+    shape, shapes = recipe.input_shape, recipe.shapes()
+    if len(shape) < 2:
+        return f"Takes samples of shape {shape_text(shape)} only."
+    found: dict[str, Shape] = {INPUT: (shape[0], *(2 * n for n in shape[1:]))}
+    constant: ShapeOf = recipe.constant_shape
+    for op in recipe.operations:
+        given = [found[name] for name in op.inputs]
+        try:
+            _check_size(op, shapes[op.inputs[0]], given[0])
+            after = op.shapes(given, constant)
+        except ValueError as error:
+            return f"Takes samples of shape {shape_text(shape)} only: {error}."
+        kept = isinstance(op, layer.Call) and op.result == shapes[op.inputs[0]]
+        found.update(zip(op.outputs, [given[0]] if kept else after, strict=True))
+    return "Takes other spatial sizes as well, if the model does."
+
 
 Self = TypeVar("Self", bound="Folded")
 
@@ -157,7 +252,7 @@ class Folded(RecipeModule):
     @property
     def quantization(self) -> Quantization | None:
         """What :func:`conformallayers.quantize` has measured; None for a fold in floats."""
-        return read_quantization(self.about)
+        return _read_quantization(self.about)
 
     def explain(self, details: bool = False) -> Explanation:
         """Return the choice for every stage and region with its costs and reason; prints as tables.
@@ -165,7 +260,7 @@ class Folded(RecipeModule):
         Args:
             details: print all candidates of every stage, every reason, and regions of a single operation too.
         """
-        return Explanation(self.plans, self.regions, size_sentence(self.recipe), details)
+        return Explanation(self.plans, self.regions, _size_sentence(self.recipe), details)
 
     def matrix(self) -> Tensor:
         """Return M of ``y = M x / D``, (d_out, d_in) in float64, for a fold of one stage.
@@ -224,7 +319,7 @@ class Folded(RecipeModule):
         if same:
             return super().forward(x)
         try:
-            return run_resized(self.recipe, self, x)
+            return _run_resized(self.recipe, self, x)
         except ValueError as error:
             raise self._wrong_shape(x, f"this one is exact for one shape: {error}") from error
 

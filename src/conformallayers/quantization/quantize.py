@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import refusal
-from ..folding.folded import Folded
-from ..folding.quantization_report import Quantization
+from ..folding.folded import Folded, Quantization
 from ..recipe.integer_operations import integer_values
 from ..recipe.recipe import Recipe
 from .calibration import Calibration

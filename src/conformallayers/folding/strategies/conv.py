@@ -23,10 +23,10 @@ from ...nn.extra_layers import RepeatChannels
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import INPUT, RecipeBuilder
-from ..affine import AffineOperations
 from ..convolution import Convolution, compose, diagonal, pointwise, regrouped, spread
 from ..forms import dense_matrix
 from ..lower import Lowering
+from ..merge import AffineOperations
 from ..operators import POOLINGS, Operator, is_plain
 from ..stages import RadialStage
 from .base import (
