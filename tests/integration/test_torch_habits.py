@@ -1,0 +1,132 @@
+"""Habits of torch users: what works with any nn.Module works with ConformalLayers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.flop_counter import FlopCounterMode
+
+import conformallayers as cl
+from cases import ALPHAS
+from conformallayers import container
+from nets import POOLED_SHAPE, pooled_net
+from oracle import exact_output, randomise, relative_error
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.rand(5, *POOLED_SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def agrees(model: nn.Module, x: Tensor, expected: Tensor) -> bool:
+    with torch.no_grad():
+        return relative_error(model.eval()(x), expected) <= 5e-6
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_state_dicts_through_files(alpha: str | float | None, x: Tensor, tmp_path: Path) -> None:
+    model = pooled_net(alpha)
+    model(x)  # gives a spectral activation its norm
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    expected = exact_output(model, x)
+    for state in (
+        torch.load(buffer, weights_only=True),
+        load_file(tmp_path / "model.safetensors"),
+    ):
+        other = randomise(pooled_net(alpha), 9)
+        other.load_state_dict(state, strict=True)
+        assert agrees(other, x, expected)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_meta_device(alpha: str | float | None, x: Tensor) -> None:
+    model = pooled_net(alpha)
+    assert cl.fold(model, POOLED_SHAPE).to("meta")(x.to("meta")).shape == (5, 4)
+    assert model.to("meta")(x.to("meta")).is_meta
+
+
+def test_averaged_model(x: Tensor) -> None:
+    first, second = pooled_net(), randomise(pooled_net(), 9)
+    averaged = AveragedModel(first)
+    averaged.update_parameters(first)
+    averaged.update_parameters(second)
+    mean = copy.deepcopy(first)
+    with torch.no_grad():
+        for parameter, other in zip(mean.parameters(), second.parameters(), strict=True):
+            parameter.lerp_(other, 0.5)
+    assert agrees(averaged, x, exact_output(mean, x))
+
+
+def test_shared_memory(x: Tensor) -> None:
+    model = pooled_net()
+    expected = exact_output(model, x)
+    model.share_memory()
+    assert all(parameter.is_shared() for parameter in model.parameters())
+    assert agrees(model, x, expected)
+
+
+def test_backward_hooks_run() -> None:
+    model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 2), cl.ReSPro())
+    fired: list[int] = []
+    for index in (0, 2):
+        model[index].register_full_backward_hook(lambda *_, index=index: fired.append(index))
+    model(torch.rand(2, 4, requires_grad=True)).sum().backward()
+    assert fired == [2, 0]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_equal_seeds_give_equal_runs(alpha: str | float | None, x: Tensor) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            model = nn.Sequential(pooled_net(alpha), nn.Dropout(0.2))
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                optimiser.zero_grad()
+                model(x).square().sum().backward()
+                optimiser.step()
+            with torch.no_grad():
+                runs.append([*model.state_dict().values(), model.eval()(x)])
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_threads_fold_once(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made, original = pooled_net().eval(), [], container.fold_layers
+    monkeypatch.setattr(
+        container, "fold_layers", lambda *a, **k: made.append(1) or original(*a, **k)
+    )
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        start.wait()
+        with torch.no_grad():  # the mode belongs to the thread
+            model(x)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_floating_point_operations_are_counted(x: Tensor) -> None:
+    model = cl.ConformalLayers(cl.Linear(6, 5), cl.ReSPro(), cl.Linear(5, 4), cl.ReSPro())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.rand(7, 6))
+    assert counter.get_total_flops() == 2 * 7 * (6 * 5 + 5 * 4)
