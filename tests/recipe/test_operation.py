@@ -10,8 +10,6 @@ from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.operation import (
     Operation,
     Runtime,
-    expect,
-    expect_shape,
 )
 
 CONV = {"stride": (1, 2), "padding": (0, 1), "dilation": (1, 1)}
@@ -26,30 +24,12 @@ def test_settings_that_equal_their_default_are_left_out() -> None:
     assert dict(plain.settings(defaults=True))["groups"] == 1
 
 
-def test_operations_are_values() -> None:
-    one, two = (layer.Reshape(("x",), ("y",), shape=(6,)) for _ in range(2))
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one != layer.Reshape(("x",), ("y",), shape=(2, 3))
-    with pytest.raises(AttributeError):
-        one.shape = (7,)  # type: ignore[misc]
-
-
 def test_an_operation_without_shapes_says_so() -> None:
     class Silent(Operation):
         kind = "silent"
 
     with pytest.raises(TypeError, match="Silent does not say what shapes it gives"):
         Silent(("x",), ("y",)).shapes([(3,)], lambda _: ())
-
-
-def test_expectations() -> None:
-    expect(1, "never said")
-    expect_shape((2, 3), (2, 3), "x")
-    with pytest.raises(ValueError, match=r"^two inputs$"):
-        expect([], "two inputs")
-    with pytest.raises(ValueError, match=r"^x has shape \(2,\) instead of \(3,\)$"):
-        expect_shape((2,), (3,), "x")
 
 
 def test_a_runtime_refuses_operations_that_it_lacks() -> None:
