@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from ..errors import refusal
+from ..errors import ConformalError
 from ..lab.options import DataOptions
 from .models import Flat
 
@@ -27,26 +27,25 @@ def list_(*, data_root: Path | None = None) -> None:
 
 @data.command
 def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> None:
-    """Check every file; exit with 1 if a file is bad, or if a named data set is missing.
+    """Read and check data sets; exit with 1 if a file is missing or bad.
 
     Args:
         names: Names of the data sets; all that are found if none is given.
         options.verify: Compare checksums; if not, check the format only.
     """
     from ..lab.data import files
-    from ..lab.data.datasets import check as check_set
+    from ..lab.data.datasets import load
 
     options = options or DataOptions()
     root = files.data_root(options.data_root)
-    if options.data_root is not None and not root.is_dir():
-        remedy = "conformallayers data get NAME fetches a set into one."
-        raise refusal("data check --data-root", "a folder", str(root), remedy)
-    found = [name for name, place in files.found_where(root).items() if place]
-    bad = 0
-    for name in names or found:
-        for path, fault in check_set(name, root, verify=options.verify):
-            print(f"ok  {path}" if fault is None else f"BAD {path}: {fault}")
-            bad += fault is not None
+    bad = False
+    for name in names or [name for name, place in files.found_where(root).items() if place]:
+        try:
+            load(name, root, verify=options.verify)
+            print(f"ok  {name}")
+        except ConformalError as error:
+            bad = True
+            print(f"BAD {name}: {error}")
     if bad:
         sys.exit(1)
 

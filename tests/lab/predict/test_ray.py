@@ -73,15 +73,6 @@ def test_another_cluster_is_not_joined_by_chance(folder: Path) -> None:
     assert done.stderr == "1 predicted, 0 broken\n"
 
 
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
-    pytest.importorskip("ray", reason="the extra ray is not installed")
-    done = predict(folder, "images", "--ray", "--address", "no-cluster:x", timeout=300)
-    assert done.returncode == 1
-    assert "predict --address: expected a Ray cluster that answers, got" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     model, paths = folder / "net.safetensors", [str(folder / "images")]

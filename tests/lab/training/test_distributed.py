@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,24 +53,6 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert row["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
 
 
-@pytest.mark.slow
-def test_a_taken_port_is_refused_in_one_line() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        group = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-        group["MASTER_PORT"] = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [sys.executable, "-m", "conformallayers", "train", "LeNet", "digits"],
-            env={**source_environment(), **group}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 1
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("conformallayers: train: expected a process group, got ")
-    assert "address already in use" in line
-    assert "Traceback" not in done.stderr
-
-
 # The second process is killed in the middle of the third epoch, on its first start.
 KILLED = """
 import os, signal
@@ -111,8 +92,6 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path) -> None:
     broken = started(tmp_path)
     assert broken.returncode != 0
     assert run_folder.load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").state.epoch == 2
-    assert "expected all processes of the run, got" in broken.stderr
-    assert "To go on: conformallayers train LeNetCL digits" in broken.stderr
     again = started(tmp_path, "--resume")
     assert again.returncode == 0, again.stderr
     assert_same_weights(tmp_path / "run", tmp_path / "whole" / "run")

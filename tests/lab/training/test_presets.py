@@ -93,7 +93,7 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"network": "D3ModNetCL"}, "one of LeNet, .* on digits, .*got D3ModNetCL on digits"),
+        ({"network": "D3ModNetCL"}, "one of LeNet, .* on a known set, got D3ModNetCL on digits"),
         ({"dataset": "svhn"}, "got LeNetCL on svhn"),
         ({"shift": 17}, "--shift: expected a value less than or equal to 16, got 17"),
         ({"gain": -1.0}, "--gain: expected a value greater than or equal to 0, got -1.0"),

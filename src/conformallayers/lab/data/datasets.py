@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConformalError, missing_extra, refusal
+from ...errors import missing_extra, refusal
 from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
 from . import files
-from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, SHAPES, WITHOUT_FILES
+from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, SHAPES
 from .pictures import Pictures, find_pictures, is_pictures, parse_size
 
 TRAIN_SHAPES, TEST_SHAPES = 6000, 2000
@@ -162,23 +162,6 @@ def _read_known(name: str, root: Path, verify: bool) -> Dataset:
             raise refusal(f"dataset {name}", "as many labels as images", got, remedy)
         tensors += [torch.from_numpy(images), torch.from_numpy(labels).long()]
     return Dataset(name, *tensors)
-
-
-def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, str | None]]:
-    """Yield the path and the fault, if any, of every file of a data set."""
-    if name in WITHOUT_FILES:
-        yield f"{name}, which {WITHOUT_FILES[name]}", None
-        return
-    try:
-        for file, path, data in files.read_files(name, root):
-            fault = None
-            try:
-                files.read_arrays(name, file, data, str(path), verify)
-            except ConformalError as error:
-                fault = str(error).removeprefix(f"{path}: ")
-            yield str(path), fault
-    except ConformalError as error:  # missing, or a file that cannot be read
-        yield name, str(error)
 
 
 def digits() -> Dataset:

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import first_line, ignored_warnings, missing_extra, shape_text
+from ...errors import first_line, ignored_warnings, shape_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -74,14 +74,6 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = F
         except Exception as error:  # decoders raise anything for damaged files
             reason = error.strerror if isinstance(error, OSError) else None
             raise Unreadable(reason or f"a damaged image ({first_line(error)})") from error
-
-
-def need_pillow() -> None:
-    """Raise MissingExtra if Pillow is not installed."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("pillow", "experiments", "reading images") from error
 
 
 def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:

@@ -18,7 +18,7 @@ from ...errors import refusal
 from ...utils.progress import progress
 from ...utils.text import printable
 from .catalogue import NAMES
-from .images import SUFFIXES, Unreadable, files_below, need_pillow, read_image
+from .images import SUFFIXES, Unreadable, files_below, read_image
 
 TEST_SHARE = 0.2  # of each class, held out for testing
 _LARGEST = 1024  # pixels of a side
@@ -114,7 +114,6 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     ``validation`` if there is no ``test``. Otherwise a fifth of each class, at least one picture, is for testing:
     always the same files, as the hash of their names decides.
     """
-    need_pillow()
     root = Path(folder).absolute()
     where = f"{where} {printable(str(folder))}"
     labels = _sub_folders(root, where)

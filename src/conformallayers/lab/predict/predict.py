@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -26,39 +26,21 @@ from ...utils.files import staged_files
 from ...utils.progress import progress
 from ...utils.text import csv_text, printable
 from ...zoo.catalogue import network_files
-from ..checks import require_choice, require_positive
-from ..data.images import Array, Unreadable, need_pillow
+from ..data.images import Array, Unreadable
 from ..options import PredictOptions
 from ..training.saved_models import chosen_labels, load_model, locate
 from .samples import Broken, Sample, find_samples
 
-FORMATS = ("table", "csv", "jsonl")
-_FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
+_FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
-ENGINES = ("auto", "torch", "numpy", "onnxruntime")
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 Batch = Sequence[Sample | Broken]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A class: its label and index, its softmax probability, and its score."""
-
-    label: str
-    index: int
-    probability: float
-    score: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The most likely classes of one sample, best first."""
-
-    name: str
-    choices: tuple[Choice, ...]
-
-
-Scored = list[Prediction | Broken]
+Row = dict[
+    str, Any
+]  # {"path": ..., "top": [{"label": ..., "class": ..., "probability": ..., "score": ...}, ...]}
+Scored = list[Row | Broken]
 
 
 def run_predict(
@@ -77,8 +59,8 @@ def run_predict(
         The number of broken samples.
     """
     options = options or PredictOptions()
-    _check(options)
-    need_pillow()
+    if options.address is not None and not options.ray:
+        raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
     network = open_network(model, options)
     samples = list(find_samples(paths, network.input_shape))
     batches = [samples[i : i + options.batch] for i in range(0, len(samples), options.batch)]
@@ -96,14 +78,6 @@ def run_predict(
         return _write(scored, stream, options.format, min(options.top, len(network.labels)))
 
 
-def _check(options: PredictOptions) -> None:
-    if options.address is not None and not options.ray:
-        raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
-    require_positive("predict", options, "top", "batch", "workers")
-    require_choice("predict --format", options.format, FORMATS, "Leave it out for a table.")
-    require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
-
-
 def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> int:
     """Write every batch as soon as it is predicted; return the number of broken samples.
 
@@ -112,20 +86,19 @@ def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> 
     """
     good = broken = 0
     for batch in batches:
-        predictions = [entry for entry in batch if isinstance(entry, Prediction)]
+        rows = [entry for entry in batch if not isinstance(entry, Broken)]
         for entry in batch:
             if isinstance(entry, Broken):
                 line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
                 print(line, file=sys.stderr)
         try:
-            if predictions and not good:
+            if rows and not good:
                 stream.write(header(format, top))
-            stream.writelines(row(prediction, format) for prediction in predictions)
+            stream.writelines(row_text(row, format) for row in rows)
             stream.flush()
         except BrokenPipeError as error:
             raise ClosedPipe from error
-        good += len(predictions)
-        broken += len(batch) - len(predictions)
+        good, broken = good + len(rows), broken + len(batch) - len(rows)
     if not good:
         got = f"none that could be read ({broken} broken)" if broken else "none"
         remedy = "Name images, .npy files, or folders with them."
@@ -197,48 +170,44 @@ def _torch_runner(folded: Any, engine: str, threads: int | None) -> Callable[[Ar
 
 def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Scored:
     """Read and run one batch; broken samples keep their places."""
-    found: Scored = []
-    values: list[Array] = []
-    places: list[tuple[int, str]] = []  # of the samples that were read, in the batch
-    for sample in batch:
-        if isinstance(sample, Sample):
-            try:
-                values.append(sample.read(network.input_shape, network.scales))
-                places.append((len(found), sample.name))
-                sample = Broken(sample.name, "scores that are not finite")
-            except Unreadable as fault:
-                sample = Broken(sample.name, str(fault))
-        found.append(sample)
-    if values:
-        for (place, name), scores in zip(places, network.run(np.stack(values)), strict=True):
-            if np.isfinite(scores).all():
-                found[place] = likeliest(name, scores, options.top, network.labels)
-    return found
+    found: dict[int, Row | Broken] = {}
+    values: dict[int, Array] = {}
+    for place, sample in enumerate(batch):
+        if isinstance(sample, Broken):
+            found[place] = sample
+            continue
+        try:
+            values[place] = sample.read(network.input_shape, network.scales)
+        except Unreadable as fault:
+            found[place] = Broken(sample.name, str(fault))
+    outputs = network.run(np.stack(list(values.values()))) if values else ()
+    for place, scores in zip(values, outputs, strict=True):
+        name = batch[place].name
+        found[place] = Broken(name, "scores that are not finite")
+        if np.isfinite(scores).all():
+            found[place] = {"path": name, "top": likeliest(scores, options.top, network.labels)}
+    return [found[place] for place in range(len(batch))]
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-def likeliest(name: str, scores: Array, top: int, labels: Sequence[str]) -> Prediction:
+def likeliest(scores: Array, top: int, labels: Sequence[str]) -> list[Row]:
     """Return the classes with the largest scores; ties keep the order of the classes.
 
     Examples:
-        >>> likeliest("a.png", np.array([0.0, np.log(3.0)]), 1, "01").choices
-        (Choice(label='1', index=1, probability=0.75, score=1.09861),)
+        >>> likeliest(np.array([0.0, np.log(3.0)]), 1, "01")
+        [{'label': '1', 'class': 1, 'probability': 0.75, 'score': 1.09861}]
     """
     wide = scores.astype(np.float64)
     powers = np.exp(wide - wide.max())
     shares = powers / powers.sum()
-    order = np.argsort(-wide, kind="stable")[:top]
-    return Prediction(
-        name,
-        tuple(Choice(labels[i], int(i), _digits(shares[i]), _digits(wide[i])) for i in order),
-    )
-
-
-def _digits(value: Any) -> float:
-    """Round to six significant digits, the precision of float32."""
-    return float(f"{float(value):.6g}")
+    found = []
+    for index in np.argsort(-wide, kind="stable")[:top].tolist():
+        # Six significant digits, the precision of float32.
+        share, score = (float(f"{value[index]:.6g}") for value in (shares, wide))
+        found.append(dict(zip(_FIELDS, (labels[index], index, share, score), strict=True)))
+    return found
 
 
 def header(format: str, top: int) -> str:
@@ -250,16 +219,17 @@ def header(format: str, top: int) -> str:
     return _csv_line(names) if format == "csv" else ""
 
 
-def row(prediction: Prediction, format: str) -> str:
-    """Return the line of a prediction."""
-    name, choices = prediction.name, [astuple(choice) for choice in prediction.choices]
-    if format == "csv":
-        return _csv_line([name, *(value for choice in choices for value in choice)])
+def row_text(row: Row, format: str) -> str:
+    """Return the line of a row."""
     if format == "jsonl":
-        top = [dict(zip(_FIELDS, choice, strict=True)) for choice in choices]
-        return json.dumps({"path": name, "top": top}) + "\n"
-    cells = (f"{label} {100 * share:.1f} % ({score:.2f})" for label, _, share, score in choices)
-    return _table_line([name, *cells])
+        return json.dumps(row) + "\n"
+    if format == "csv":
+        return _csv_line([row["path"], *(value for one in row["top"] for value in one.values())])
+    cells = (
+        f"{one['label']} {100 * one['probability']:.1f} % ({one['score']:.2f})"
+        for one in row["top"]
+    )
+    return _table_line([row["path"], *cells])
 
 
 def _csv_line(values: Sequence[Any]) -> str:

@@ -331,13 +331,10 @@ def preset_options(network: str, dataset: str, preset: str | None = None) -> dic
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     kind = dataset if dataset in NAMES else PICTURES
     if (family, kind) not in PRESETS:
-        members = [name for names in FAMILIES.values() for name in names]
-        known = [name for key, name in PRESETS if key == family or not family]
-        names = network if family else f"one of {', '.join(members)}"
-        expected = f"{names} on {', '.join(dict.fromkeys(known))}"
-        suggestions = suggest(network, members) + suggest(dataset, NAMES)
-        remedy = f"Leave --training-preset out and give the options.{suggestions}"
-        raise refusal("train --training-preset", expected, f"{network} on {dataset}", remedy)
+        members = ", ".join(name for names in FAMILIES.values() for name in names)
+        remedy = f"Leave --training-preset out and give the options.{suggest(dataset, NAMES)}"
+        got = f"{network} on {dataset}"
+        raise refusal("train --training-preset", f"one of {members} on a known set", got, remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
     return {**_COMMON, **conformal, **PRESETS[family, kind], **_DECAYS.get(preset, {})}
 

@@ -13,8 +13,6 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import first_line, refusal
-
 _BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # torch's new name and its old one
 
 
@@ -55,11 +53,6 @@ class Ranks:
             distributed.barrier()
 
 
-def lost_process(error: RuntimeError) -> bool:
-    """Return whether an error says that another process of the group has ended."""
-    return isinstance(error, distributed.DistError) or "gloo" in str(error)
-
-
 @contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
     """Join the process group of ``torchrun``, if it has started this process."""
@@ -70,11 +63,7 @@ def process_group(device: str) -> Iterator[Ranks]:
     else:
         if device != "cpu":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        try:
-            distributed.init_process_group("gloo" if device == "cpu" else "nccl")
-        except (RuntimeError, ValueError) as error:  # a taken port, or no address
-            remedy = "Start it with torchrun; if the port is taken, with another --master-port."
-            raise refusal("train", "a process group", first_line(error), remedy) from error
+        distributed.init_process_group("gloo" if device == "cpu" else "nccl")
         try:
             yield Ranks(distributed.get_rank(), distributed.get_world_size())
         finally:

@@ -65,11 +65,10 @@ class Checkpoint:
                 parent, _, leaf = name.rpartition(".")
                 model.get_submodule(parent)._buffers[leaf] = buffer.to(device)
             if optimizer is not None:
-                positions = {name: i for i, (name, _) in enumerate(model.named_parameters())}
                 entries: dict[int, dict[str, Tensor]] = {}
                 for name, value in self._with_prefix("optimizer.").items():
-                    parameter, _, key = name.rpartition(":")
-                    entries.setdefault(positions[parameter], {})[key] = value
+                    index, _, key = name.partition(".")
+                    entries.setdefault(int(index), {})[key] = value
                 optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
         except (RuntimeError, AttributeError, KeyError, ValueError) as error:
             expected, reason = f"weights of {type(model).__name__}", " ".join(str(error).split())
@@ -86,16 +85,13 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
 ) -> None:
-    """Write a checkpoint; the optimizer's state is stored by the names of parameters, which torch numbers instead."""
+    """Write a checkpoint."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
         if f"model.{name}" not in tensors:
             tensors[f"buffer.{name}"] = buffer
-    names = [name for name, _ in model.named_parameters()]
     for index, entries in optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{names[index]}:{key}"] = value
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in entries.items()}
     # Copies, because safetensors refuses tensors that share memory.
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     with staged_files(path) as (staged,):

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
-from ...errors import first_line, ignored_warnings, refusal
+from ...errors import ignored_warnings, refusal
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
@@ -30,7 +30,7 @@ from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.datasets import Dataset
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
-from .distributed import Ranks, lost_process, process_group
+from .distributed import Ranks, process_group
 from .evaluate import accuracy, accuracy_by_path
 from .own_networks import absolute, check_outputs, source_hash
 from .run_folder import METRICS, RESULT, TrainState
@@ -111,7 +111,6 @@ def train(
     config = make_config(**resolved({**options, **names, **derived}))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
-    console = console or Console()
     with torch_settings(config.threads), process_group(config.device) as ranks:
         train_set, held_out = source, None
         if config.validation:
@@ -125,24 +124,19 @@ def train(
         with _resumable(run):
             if resume:
                 run.restore()
-            shown = console if ranks.is_first else Console(quiet=True)
+            shown = (console or Console()) if ranks.is_first else Console(quiet=True)
             run.train(shown, warn and ranks.is_first)
-            return run.finish(source, shown if figures and ranks.is_first else None)
+            return run.finish(source, figures)
 
 
 @contextmanager
 def _resumable(run: _Run) -> Iterator[None]:
-    """Tell how to resume a run that is interrupted or loses a process."""
+    """Tell how to resume a run that is interrupted."""
     try:
         yield
     except KeyboardInterrupt as stop:
         done = f"Interrupted after epoch {len(run.history)} of {run.config.epochs}."
         raise Stopped(f"{done} To go on: {run.command} --resume") from stop
-    except RuntimeError as error:
-        if not lost_process(error):
-            raise
-        got, remedy = first_line(error), f"To go on: {run.command} --resume"
-        raise refusal("train", "all processes of the run", got, remedy) from error
 
 
 def epoch_rows(
@@ -303,8 +297,8 @@ class _Run:
         if self.ranks.is_first:
             write_csv(self.folder / METRICS, history)
 
-    def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
-        """Measure the network on the test images and write the result; draw figures if ``drawing`` is given."""
+    def finish(self, source: Dataset, figures: bool) -> TrainResult:
+        """Measure the network on the test images, write the result, and draw figures."""
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
         found, scores = accuracy_by_path(self.model, *test, config.device, config.input_shape)
@@ -331,10 +325,8 @@ class _Run:
         if self.ranks.is_first:
             write_csv(self.folder / METRICS, self.history)
             write_json(self.folder / RESULT, row)
-        if drawing is not None:
-            missing = write_outcome(self.folder, config, self.history, source, scores)
-            if missing is not None:
-                drawing.print(missing, **_PLAIN)
+            if figures:
+                write_outcome(self.folder, config, self.history, source, scores)
         return TrainResult(row, self.history, self.folder, self.model)
 
 
@@ -351,8 +343,10 @@ def write_outcome(
     history: Sequence[dict[str, Any]],
     source: Dataset,
     scores: Tensor,
-) -> str | None:
-    """Write the files from the scores of the test images, (N, classes); return why figures are missing."""
+) -> None:
+    """Write the confusion matrix and the figures, from the scores of the test images, (N, classes)."""
+    from ..report import figures
+
     classes, labels = config.classes, source.test_labels
     names = config.class_names or tuple(map(str, range(classes)))
     pairs = torch.bincount(labels * classes + scores.argmax(1), minlength=classes**2)
@@ -362,10 +356,6 @@ def write_outcome(
         for name, row in zip(names, counts.tolist(), strict=True)
     ]
     write_csv(folder / f"{CONFUSION}.csv", rows)
-    try:
-        from ..report import figures
-    except ImportError as error:
-        return f"No figures without {error.name}: pip install 'conformallayers[experiments]'"
     title = f"{config.network_name}, {config.dataset_name}"
     images, shares = source.test_images, scores.softmax(1)
     drawn = {
@@ -379,4 +369,3 @@ def write_outcome(
         for name, figure in drawn.items():
             if figure is not None:
                 figures.save(figure, folder, name)
-    return None
