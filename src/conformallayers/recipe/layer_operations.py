@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..utils.axes import windows
 from .operation import (
@@ -160,14 +160,9 @@ class NormPool(Operation):
     @property
     def averages(self) -> AvgPool:
         """The operation that averages the same windows."""
-        return AvgPool(
-            self.inputs,
-            self.outputs,
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=(0,) * len(self.kernel),
-            ceil_mode=self.ceil_mode,
-        )
+        windows: dict[str, Any] = {"kernel": self.kernel, "stride": self.stride}
+        windows |= {"padding": (0,) * len(self.kernel), "ceil_mode": self.ceil_mode}
+        return AvgPool(self.inputs, self.outputs, **windows)
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         return self.averages.shape_of(x, constant)

@@ -23,6 +23,7 @@ const OPERATIONS = {
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),
   rebase,
 };
+
 function decoded({ dtype, data }) {
   const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   return new ARRAYS[dtype](bytes.buffer);
