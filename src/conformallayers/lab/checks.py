@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ..errors import first_line, refusal
@@ -42,15 +40,6 @@ def require_device(where: str, device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         got = f"{device!r} ({first_line(error)})"
         raise refusal(where, "a device of this machine", got, "Try cpu.") from error
-
-
-def make_folder(where: str, path: Path) -> None:
-    """Create the folder that a command writes, before it measures anything."""
-    if path.exists() and not path.is_dir():
-        raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
-    path.mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK):
-        raise refusal(where, "a folder that can be written", str(path), "Name another folder.")
 
 
 def require_same(

@@ -17,7 +17,7 @@ from conformallayers.cli import app as cli
 from conformallayers.lab import measure as memory
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.training import evaluate, run_folder
+from conformallayers.lab.training import evaluate
 from conformallayers.lab.training.config import (
     FAMILIES,
     PRESETS,
@@ -26,8 +26,7 @@ from conformallayers.lab.training.config import (
     resolved,
 )
 from conformallayers.lab.training.saved_models import CHECKPOINT
-from conformallayers.lab.training.train import Stopped, train
-from support import stops_after
+from conformallayers.lab.training.train import train
 from training import QUIET
 
 TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew would hide it
@@ -107,27 +106,17 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         modern(**options)
 
 
-def test_run_with_a_preset_resumes_in_the_same_bits(
-    small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"training_preset": "modern", "epochs": 4, "flips": True, "console": QUIET}
-    whole = train("LeNetCL", small, out=tmp_path / "whole", **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "save_checkpoint", stops_after(2, run_folder.save_checkpoint))
-        with pytest.raises(
-            Stopped, match=r"--training-preset modern --flips --epochs 4 --out .* --resume"
-        ):
-            train("LeNetCL", small, out=tmp_path / "broken", **options)
-    train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
-    first, second = (load_file(tmp_path / n / CHECKPOINT) for n in ("whole", "broken"))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    row = json.loads((tmp_path / "whole" / "result.json").read_text())
-    assert (row["training_preset"], row["epochs"], row["optimizer"]) == ("modern", 4, "adamw")
+def test_run_with_a_preset_records_its_options(small: Dataset, tmp_path: Path) -> None:
+    options = {"training_preset": "modern", "epochs": 2, "flips": True, "console": QUIET}
+    run = train("LeNetCL", small, out=tmp_path / "run", **options)
+    row = json.loads((run.folder / "result.json").read_text())
+    assert "--training-preset modern --flips --epochs 2 --out" in row["command"]
+    assert (row["training_preset"], row["epochs"], row["optimizer"]) == ("modern", 2, "adamw")
     assert row["accuracy_folded"] == row["accuracy_layers"]  # the gain folds as well
-    assert json.loads((tmp_path / "whole" / "config.json").read_text())["shift"] == row["shift"]
-    assert evaluate.evaluate(whole.folder, small)["layers"] == row["accuracy_layers"]
-    torch.testing.assert_close(first["model.centre.mean"], as_input(small.train_images).mean(0))
+    assert json.loads((run.folder / "config.json").read_text())["shift"] == row["shift"]
+    assert evaluate.evaluate(run.folder, small)["layers"] == row["accuracy_layers"]
+    mean = load_file(run.folder / CHECKPOINT)["model.centre.mean"]
+    torch.testing.assert_close(mean, as_input(small.train_images).mean(0))
 
 
 @pytest.mark.parametrize("projective", [False, True])

@@ -21,9 +21,9 @@ from rich.console import Console
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate, run_folder
-from conformallayers.lab.training.config import TrainConfig, make_config
+from conformallayers.lab.training.config import make_config
 from conformallayers.lab.training.saved_models import CHECKPOINT, load_model
-from conformallayers.lab.training.train import Stopped, make_scheduler, train
+from conformallayers.lab.training.train import Stopped, train
 from support import run_command, stops_after
 from training import QUIET, assert_same_weights, source_environment
 
@@ -160,38 +160,6 @@ def test_run_with_other_classes_folds(tmp_path: Path) -> None:
         evaluate.evaluate(tmp_path / "run", random_set(10))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4, 37])
-def test_one_cycle_is_that_of_torch(steps: int) -> None:
-    options = {"network": "LeNet", "dataset": "digits", "learning_rate": 0.3}
-    config = make_config(**options, schedule="one-cycle")
-    rates, resumed = (scheduled_rates(config, steps, stop) for stop in (0, steps // 2))
-    parameter = torch.nn.Parameter(torch.zeros(()))
-    optimizer = torch.optim.SGD([parameter], 0.3)
-    torch_schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.3, total_steps=steps, cycle_momentum=False
-    )
-    for step in range(steps):
-        assert rates[step] == resumed[step] == optimizer.param_groups[0]["lr"]
-        optimizer.step()
-        if step + 1 < steps:
-            torch_schedule.step()
-    assert scheduled_rates(make_config(**options), 9, 5) == [0.3] * 9
-
-
-def scheduled_rates(config: TrainConfig, steps: int, stop: int) -> list[float]:
-    """Return the rate of every step; before one of them the schedule is made anew."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], 0.3)
-    scheduler = make_scheduler(config, optimizer, steps)
-    rates = []
-    for step in range(steps):
-        if step == stop:
-            scheduler = make_scheduler(config, optimizer, steps, done=step)
-        rates += scheduler.get_last_lr()
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("unbroken") / "run"
@@ -284,7 +252,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
     [
         {"optimizer": "adam", "schedule": "one-cycle", "alpha": "learned"},
         {"optimizer": "rmsprop", "weight_decay": 1e-3, "projective": True, "dropout": 0.5},
-        {"optimizer": "adamw", "weight_decay": 0.1, "gain": 3.0, "flips": True, "shift": 2},
+        {"training_preset": "modern", "flips": True, "shift": 2},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import first_line, refusal
 from ...utils.files import is_unfinished, staged_files, write_json
-from ..checks import make_folder, require_same
+from ..checks import require_same
 from .config import TrainConfig, make_config
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
@@ -119,7 +119,7 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
             remedy = "Resume that run with --resume, or name another folder with --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
         _check_same_options(folder, config)
-    make_folder("train --out", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config.model_dump())
 
 
