@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.nn import layerwise as running
+from conformallayers import functional
 from conformallayers.testing import relative_error
 from oracle import exact, oracle
 from support import samples
@@ -33,7 +33,7 @@ DEEP: dict[str, tuple[int, Callable[[], nn.Module]]] = {
 def looking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Also run as on devices and in graphs, where nobody may look at values."""
     if not request.param:
-        monkeypatch.setattr(running, "may_look", lambda x: False)
+        monkeypatch.setattr(functional, "may_look", lambda x: False)
     return bool(request.param)
 
 

@@ -11,8 +11,14 @@ from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite, Flow, Join
 from ..nn.container import ConformalSequential
-from ..nn.input_checks import check_batch_axis, check_input
-from ..nn.registry import branches, flatten_modules, modules_in, shape_after, spec_of
+from ..nn.registry import (
+    branches,
+    check_input,
+    flatten_modules,
+    modules_in,
+    shape_after,
+    spec_of,
+)
 from .freeze import freeze
 from .graph import INPUT, Embed, Graph, Leave, Node, kind_of
 
@@ -135,5 +141,8 @@ def _shape(path: str, module: nn.Module, shape: Shape) -> Shape:
         got = f"samples of shape {shape_text(shape)} ({first_line(error)})"
         remedy = "Change the layer's sizes or the input shape."
         raise refusal_at(path, module, "an input it can process", got, remedy) from error
-    check_batch_axis(path, module, result, batch)
+    if len(result) < 2 or result[0] != batch:
+        got = f"an output of shape {tuple(result)} for a batch of {batch}"
+        remedy = "Keep axis 0 out of the layer."
+        raise refusal_at(path, module, "the batch axis to stay first", got, remedy)
     return tuple(result[1:])

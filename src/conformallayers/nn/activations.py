@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ..errors import first_line, is_real, refusal
 from ..formula import FUNCTIONS, Formula
-from ..functional import Scalar, energy, scale_samples, wide_dtype
-from ..scaling import positive
+from ..functional import Scalar, positive, scale_samples, squared_norm, wide_dtype
 
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
+
+_LARGEST = 1e300  # coordinates are cut here, so that they stay finite
 
 
 class RadialActivation(nn.Module):
@@ -147,6 +148,14 @@ class RadialActivation(nn.Module):
             return torch.where(norm > 0, norm * base, fallback)
         return positive(bound)
 
+    def activate(
+        self, x: Tensor, t: Tensor, alpha: Scalar, unit: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Map a batch of points (B, ...) and their coordinates (B,); ``unit`` is the length of 1."""
+        q = squared_norm(x) / (alpha * unit) ** 2
+        factor = self.slope / (alpha * self.step(torch.ones_like(t), t, q))
+        return scale_samples(x, factor), (t / factor).clamp_max(_LARGEST)
+
     def forward(self, input: Tensor) -> Tensor:
         """Map a batch of points; alpha must be a number."""
         where = f"{type(self).__name__} called on its own"
@@ -164,9 +173,8 @@ class RadialActivation(nn.Module):
                 f"{input.dtype} of shape {tuple(input.shape)}",
                 "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
             )
-        input, n = energy(input)
-        growth = self.growth(n / self.alpha**2)
-        return scale_samples(input, self.slope / (self.alpha * growth))
+        one = input.new_ones(input.shape[0], dtype=wide_dtype(input.device))
+        return self.activate(input, one, self.alpha)[0]
 
     def extra_repr(self) -> str:
         """Return alpha if it is not the default."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import Scalar, apply, wide_dtype
+from ..functional import Scalar, guarded_root, wide_dtype
 from ..utils.axes import per_axis, windows
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
@@ -43,63 +43,10 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
         tensor(1.7321, dtype=torch.float64)
     """
-    bound: Tensor = apply(_Young, weight, groups, copies)[0]
-    return bound
-
-
-class _Young(torch.autograd.Function):
-    """Compute Young's bound as one node of the graph instead of a dozen small operations.
-
-    Zero weights have bound 0 and gradient 0, where the square root is not differentiable. The sums are
-    returned for the backward pass.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, groups: int, copies: float) -> tuple[Tensor, Tensor, Tensor]:
-        rows, columns = _sums(weight, groups)
-        return _bound(rows, columns, copies), rows, columns
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, int, float], output: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.groups, ctx.copies = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: None) -> tuple[Tensor, None, None]:
-        weight, bound, rows, columns = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            rows, columns = _sums(weight, ctx.groups)  # with their derivatives
-            bound = _bound(rows, columns, ctx.copies)
-        # d√(rc) = √(rc)/2 · (dr/r + dc/c); equal largest sums share the gradient.
-        half = g / 2 * bound
-        per_kernel = _share(rows, half).unsqueeze(2) + _share(columns, half).unsqueeze(1)
-        kernel = (1,) * (weight.dim() - 2)
-        per_kernel = per_kernel.view(*weight.shape[:2], *kernel).to(weight.dtype)
-        return weight.sign() * per_kernel, None, None
-
-
-def _bound(rows: Tensor, columns: Tensor, copies: float) -> Tensor:
-    square = rows.amax() * columns.amax()  # padding multiplies ‖x‖² by at most copies
-    return (square if copies == 1.0 else square * copies).sqrt()
-
-
-def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the row sums and the column sums of A, one block per group."""
     norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
     blocks = norms.view(groups, -1, norms.shape[1])
-    return blocks.sum(2), blocks.sum(1)
-
-
-def _share(sums: Tensor, amount: Tensor) -> Tensor:
-    """Divide ``amount / largest`` equally among the largest sums; return 0 if all sums are 0."""
-    mask = (sums == sums.amax()) & (sums > 0)
-    return mask * (amount / (mask * sums).sum().clamp_min(torch.finfo(sums.dtype).tiny))
+    square = blocks.sum(2).amax() * blocks.sum(1).amax()
+    return guarded_root(square * copies)  # padding multiplies ‖x‖² by at most copies
 
 
 def conv_bound(module: Any, shape: Shape) -> Scalar:

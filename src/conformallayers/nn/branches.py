@@ -30,10 +30,8 @@ class Flow(Protocol[T]):
 
     def split(self, path: str, groups: Sequence[nn.Module], value: T) -> list[T]:
         """Apply modules that each take some of the channels, and together take all of them."""
-        return [
-            self.run(below(path, f"channels.{index}"), module, value)
-            for index, module in enumerate(groups)
-        ]
+        paths = (below(path, f"channels.{index}") for index in range(len(groups)))
+        return [self.run(at, module, value) for at, module in zip(paths, groups, strict=True)]
 
     def join(self, path: str, values: list[T], join: Join) -> T:
         """Add or concatenate values; the result has the coordinate of the first."""

@@ -100,10 +100,10 @@ class Split(Composite):
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Pass the groups through their modules and concatenate the results."""
-        parts = through.split(path, self.channels, value)
+        parts = zip(through.split(path, self.channels, value), self.groups, strict=True)
         values = [
             through.run(below(path, f"groups.{index}"), module, part)
-            for index, (module, part) in enumerate(zip(self.groups, parts, strict=True))
+            for index, (part, module) in enumerate(parts)
         ]
         return through.join(path, values, self.join)
 

@@ -8,21 +8,19 @@ itself, because nothing guarantees that the override is linear.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..errors import ConformalError, refusal
-from ..functional import Scalar
-from ..utils.axes import per_axis
+from ..errors import ConformalError, refusal, refusal_at, shape_text
+from ..functional import Scalar, norm_pool
 from . import layers
 from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
-from .pooling import avg_pool, norm_pool, pool_groups
 from .supported import (
     BATCH_NORMS,
     NORM_POOLS,
@@ -203,20 +201,6 @@ def is_affine(module: nn.Module) -> bool:
     return spec is not None and spec.affine and isinstance(getattr(module, "bias", None), Tensor)
 
 
-def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int) -> bool:
-    """Check whether ``following``, a batch norm in training, subtracts the bias of ``module`` again.
-
-    The bias of ``nn.Linear`` is one per channel only if the ``rank`` of the batch is 2.
-    """
-    if not isinstance(following, BATCH_NORMS) or not following.training:
-        return False
-    spec = find_spec(module)
-    if spec is None or not spec.affine or spec.scaled is None or has_hooks(module):
-        return False
-    per_channel = rank == 2 or not isinstance(module, nn.Linear)
-    return per_channel and isinstance(module.bias, Tensor) and find_spec(following) is not None
-
-
 def has_batch_statistics(module: nn.Module) -> bool:
     """Check whether a module contains a batch norm, which updates its statistics in training."""
     return any(isinstance(child, BATCH_NORMS) for child in module.modules())
@@ -243,57 +227,39 @@ class _Linear(BatchFlow):
         return value
 
 
-def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
-    """Return ``factor · module(x)``, applying the factor to the weights where possible."""
+def run(module: nn.Module, x: Tensor) -> Tensor:
+    """Return module(x), with norms of windows that can be differentiated where a window is 0."""
     if isinstance(module, nn.Upsample):
         x = x.contiguous()  # torch copies other entries of a channels-last map
-    hooked = has_hooks(module) or has_global_hooks()
-    pooled = None if hooked else _pooled(module, x)
-    if pooled is not None:
-        return pooled if factor is None else pooled * factor
-    if factor is None or spec.scaled is None:
-        result: Tensor = module(x)
-        return result
-    return (scale_output if hooked else spec.scaled)(module, x, factor)
+    if isinstance(module, NORM_POOLS) and not (has_hooks(module) or has_global_hooks()):
+        sizes = pool_axes(module, x.dim() - 2)
+        return norm_pool(x, sizes["kernel"], sizes["stride"], bool(module.ceil_mode))
+    result: Tensor = module(x)
+    return result
 
 
-def _pooled(module: Any, x: Tensor) -> Tensor | None:
-    """Pool norms, which torch cannot differentiate where a window is 0, and averages, which it pools slowly."""
-    norms = isinstance(module, NORM_POOLS)
-    if not norms and not _is_plain_average(module):
-        return None
-    sizes = pool_axes(module, x.dim() - 2)
-    kernel, stride = sizes["kernel"], sizes["stride"]
-    return norm_pool(x, kernel, stride, module.ceil_mode) if norms else avg_pool(x, kernel, stride)
+def check_input(
+    path: str, module: nn.Module, spec: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
+) -> None:
+    """Refuse a batch whose number of axes or channels does not fit the module.
 
-
-def pool_at_once(
-    modules: Iterable[nn.Module], channels: Sequence[slice], x: Tensor
-) -> Tensor | None:
-    """Pool each group of channels of x by its module in one pass; None if the modules must run one by one."""
-    groups, windows = [], []
-    if x.dim() != 4 or x.shape[1] != channels[-1].stop or has_global_hooks():
-        return None
-    for module, part in zip(modules, channels, strict=True):
-        norms = type(module) is nn.LPPool2d and not module.ceil_mode
-        if has_hooks(module) or "forward" in vars(module):
-            return None
-        if not norms and not _is_plain_average(module):
-            return None
-        sizes = pool_axes(module, 2)
-        windows.append((sizes["kernel"], sizes["stride"]))
-        groups.append((part, norms))
-    # Without norms the split is one linear layer: alpha="spectral" takes the norm of all of it.
-    if len(set(windows)) > 1 or not any(norms for _, norms in groups):
-        return None
-    return pool_groups(x, *windows[0], tuple(groups))
-
-
-def _is_plain_average(module: Any) -> bool:
-    if type(module) not in (nn.AvgPool2d, layers.AvgPool2d):
-        return False
-    plain = per_axis(module.padding, 2) == (0, 0) and not module.ceil_mode
-    return plain and module.divisor_override is None
+    With ``traced`` the user gave the shape of one sample instead of a batch.
+    """
+    got = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
+    if spec.rank is not None and len(shape) != spec.rank:
+        remedy = "Reshape the input."
+        if len(shape) == spec.rank + (1 if traced else -1):
+            remedy = (
+                "Leave the batch axis out of the input shape."
+                if traced
+                else "Add the batch axis with x.unsqueeze(0)."
+            )
+        raise refusal_at(path, module, f"a batch with {spec.rank} axes", got, remedy)
+    expected = getattr(module, spec.channels) if spec.channels else None
+    axis = -1 if isinstance(module, nn.Linear) else 1
+    if expected is not None and shape[axis] != expected:
+        needed = f"{spec.channels}={expected} on axis {axis}"
+        raise refusal_at(path, module, needed, got, "Change the layer or the input.")
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

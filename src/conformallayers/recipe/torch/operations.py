@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from ... import functional
 from ...formula import FUNCTIONS
-from ...functional import block_size, full_precision, transformed, wide_dtype
-from ...nn.pooling import norm_pool
+from ...functional import block_size, full_precision, norm_pool, transformed, wide_dtype
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
