@@ -74,7 +74,10 @@ class Draw:
             )
             return [cl.Split([1, channels - 1], groups)]
         if kind == 3:
-            return [conv, *self.some([self.of("BatchNorm")(channels)]), rectifier]
+            norm = self.some([self.of("BatchNorm")(channels)])
+            if norm:  # which removes the bias: its gradient would be rounding alone
+                conv.register_parameter("bias", None)
+            return [conv, *norm, rectifier]
         return [conv, self.activation(), rectifier]
 
     def some(self, modules: list[nn.Module]) -> list[nn.Module]:

@@ -113,7 +113,7 @@ def test_long_samples_lose_no_digits(shape, dtype):
     for z in (equal, mixed, *maps, *strided):
         expected = np.square(np.ascontiguousarray(rows(z))).sum(1)
         tolerance = {torch.float32: 2e-6, torch.float64: 1e-13}[dtype]
-        for n in (CF.norm(z).square(), CF.squared_norm(z), CF.energy(z)[1]):
+        for n in (CF.norm(z).square(), CF.squared_norm(z)):
             np.testing.assert_allclose(n.numpy(), expected, rtol=tolerance)
         np.testing.assert_allclose(CF.embed(z)[1].numpy(), np.sqrt(expected), rtol=tolerance)
 
@@ -122,15 +122,14 @@ def test_long_samples_lose_no_digits(shape, dtype):
 def test_first_and_second_derivatives(shape):
     z = normal(3, *shape, seed=5).requires_grad_()
     tau = torch.tensor([0.4, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    gain = torch.tensor([0.8, 0.2, 1.5], dtype=torch.float64, requires_grad=True)
     rho = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
     cases = [
         (CF.embed, (z,)),
-        (CF.energy, (z,)),
+        (CF.squared_norm, (z,)),
+        (trained, (z,)),
+        (lambda *inputs: cl.Gnomonic().activate(*inputs, unit=3.0), (z, tau, rho)),
+        (lambda *inputs: cl.ReSPro().activate(*inputs), (z, tau, rho)),
         (CF.project, (z, tau)),
-        (CF.activate_and_dehomogenize, (z, tau, gain, rho)),
-        (lambda *inputs: CF.activate(*inputs)[:2], (z, tau, gain)),
-        (lambda z, tau: CF.dehomogenize(z, 0.6, tau), (z, tau)),
         (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
         (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
     ]
@@ -139,42 +138,14 @@ def test_first_and_second_derivatives(shape):
         assert torch.autograd.gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("divides", [False, True])
-def test_alpha_has_a_gradient_where_scalings_have_none(divides):
-    z = normal(3, 2, 2, seed=5).requires_grad_()
-    tau, gain = (normal(3, seed=seed).abs().requires_grad_() for seed in (6, 7))
-    alpha = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
-    inputs = z, tau, gain, alpha
-
-    def ours():
-        if divides:
-            return CF.activate_and_dehomogenize(z, tau, gain, 0.6, alpha)[0]
-        return CF.activate(*inputs)[1]
-
-    def plain():
-        next_tau = tau * alpha / 1.7 + gain * z.square().sum((1, 2)) * 1.7 / alpha
-        return 0.6 * z / next_tau[:, None, None] if divides else next_tau
-
-    def derivatives(y):
-        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
-        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
-
-    plainly = torch.autograd.grad(ours().square().sum(), inputs)
-    wanted = derivatives(plain())
-    for actual, expected in zip((*derivatives(ours()), *plainly), (*wanted, *wanted), strict=False):
-        np.testing.assert_allclose(actual.detach(), expected.detach(), rtol=1e-11)
-
-
 def whole(x, alpha=1.5, projective=False):
-    """Run embed, respro and project, or the balanced form of the same chain."""
+    """Run embed, respro and project, as the paper writes them."""
     return CF.project(*CF.respro(*CF.embed(x), alpha, projective=projective))
 
 
-def balanced(x, alpha=1.5, projective=False):
-    tau = CF.length(x)
-    one = torch.ones_like(tau)
-    gain = CF.guarded_ratio(one, tau) if projective else one
-    return CF.activate_and_dehomogenize(x, tau, gain / alpha**2, 2 / alpha)[0]
+def trained(x, alpha=1.5, projective=False):
+    """Run the layers as they train."""
+    return cl.ConformalLayers(cl.ReSPro(alpha, projective=projective))(x)
 
 
 def expected_point(x, alpha=1.5, projective=False):
@@ -183,7 +154,7 @@ def expected_point(x, alpha=1.5, projective=False):
     return x / norm / (alpha / 2 + (1.0 if projective else norm) / (2 * alpha))
 
 
-chains = pytest.mark.parametrize("chain", [whole, balanced])
+chains = pytest.mark.parametrize("chain", [whole, trained])
 forms = pytest.mark.parametrize("projective", [False, True], ids=["published", "projective"])
 
 
@@ -213,7 +184,7 @@ def test_nan_stays_in_its_sample(chain, projective, dtype):
     y = chain(x, projective=projective)
     assert torch.equal(y[::2], clean[::2])
     assert y[1, 0, 2].isnan()
-    if chain is balanced:
+    if chain is trained:
         assert y[1].isnan().all()
 
 
@@ -223,7 +194,7 @@ def test_nan_stays_in_its_sample(chain, projective, dtype):
 def test_gradient_at_extreme_scales(projective, scale, dtype):
     x = (normal(4, 6) * scale).to(dtype).requires_grad_()
     weights = normal(4, 6, seed=2)
-    (balanced(x, projective=projective) * weights.to(dtype)).sum().backward()
+    (trained(x, projective=projective) * weights.to(dtype)).sum().backward()
     exact = x.detach().double().requires_grad_()
     norm = exact.square().sum(1, keepdim=True).sqrt()
     point = exact / norm / (0.75 + (1.0 if projective else norm) / 3)
@@ -268,33 +239,20 @@ def test_direction_of_the_output_is_linear_in_the_input(projective):
     assert factors[1] != pytest.approx(factors[0], rel=1e-3)
 
 
-class Doubled(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, times):
-        return x * times
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.times = inputs[1]
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.times, None
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_norm_pool_is_that_of_torch(axes, ceil_mode):
+    x = normal(2, 3, *(7, 6, 5)[:axes]).requires_grad_()
+    kernel, stride = (3, 2, 2)[:axes], (2, 3, 1)[:axes]
+    sizes = (kernel[0], stride[0]) if axes == 1 else (kernel, stride)
+    pool = getattr(torch.nn, f"LPPool{axes}d")(2, *sizes, ceil_mode)
+    assert torch.allclose(CF.norm_pool(x, kernel, stride, ceil_mode), pool(x), rtol=1e-14)
+    assert torch.autograd.gradcheck(lambda x: CF.norm_pool(x, kernel, stride, ceil_mode), x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
-def test_custom_functions_apply_in_eager_mode_transforms_and_compiled_graphs():
-    def double(x):
-        return CF.apply(Doubled, x, 2.0)
-
-    x = torch.arange(3.0, requires_grad=True)
-    assert torch.autograd.grad(double(x).sum(), x)[0].tolist() == [2.0] * 3
-    assert torch.func.jacrev(double)(x.detach()).diag().tolist() == [2.0] * 3
-    assert torch.func.vmap(double)(x).tolist() == [0.0, 2.0, 4.0]
-    kept = []
-    torch.func.grad(lambda x: kept.append(x) or x.sum())(torch.ones(2))
-    assert (double(kept[0]) + 0).tolist() == [2.0, 2.0]  # of a transform that has ended
-    compiled = torch.compile(double, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2, requires_grad=True)).tolist() == [2.0, 2.0]
+def test_norms_of_windows_of_zeros_have_a_gradient_of_0():
+    x = torch.tensor([[[0.6e12, 0.8e12, 0.0, 0.0, 1.0, 0.0]]], requires_grad=True)
+    y = CF.norm_pool(x, (2,), (2,))
+    assert y[0, 0].tolist() == pytest.approx([1e12, 0.0, 1.0])
+    y.sum().backward()
+    assert x.grad[0, 0].tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0, 1.0, 0.0])

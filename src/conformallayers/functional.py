@@ -155,9 +155,9 @@ def norm_unit(shape: Sequence[int], rms: bool) -> float:
 
 def squared_norm(z: Tensor) -> Tensor:
     """Return ``‖z‖²`` of each sample (B, ...) in the wide dtype, shape (B,)."""
-    if transformed():  # a custom function has no derivative in forward mode
+    if transformed() or torch.compiler.is_compiling():  # which cannot have or see custom functions
         return z.to(wide_dtype(z.device)).square().sum(_features(z))
-    result: Tensor = _SquaredNorm.apply(z)
+    result: Tensor = _SquaredNorm.apply(z)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -170,7 +170,9 @@ class _SquaredNorm(torch.autograd.Function):
         n = norm(z).square()
         if may_look(z) and squares_fit(z, n, n):
             return n
-        return z.to(n.dtype).square().sum(_features(z))  # whose squares neither overflow nor underflow
+        return (
+            z.to(n.dtype).square().sum(_features(z))
+        )  # whose squares neither overflow nor underflow
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from .functional import Scalar, may_look
-
-_USUAL = 1e30  # numbers whose powers do not overflow
-
 
 class Scaling:
     """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, chosen so that z and τ stay in range.
@@ -19,13 +13,13 @@ class Scaling:
 
     def __init__(self, norm_factor: float = 1.0) -> None:
         # t starts as norm_factor·‖x‖, so κ = 1 and σ = norm_factor.
-        self._balance: Scalar = 1.0 / norm_factor
-        self._rho: Scalar = 1.0 / norm_factor
+        self._balance: float = 1.0 / norm_factor
+        self._rho: float = 1.0 / norm_factor
         # slope/α of the last activation and whether it acts on points, until :meth:`take`.
-        self._last: tuple[Scalar, bool] | None = None
+        self._last: tuple[float, bool] | None = None
 
     @property
-    def rho(self) -> Scalar:
+    def rho(self) -> float:
         """The factor of the point ``rho · z / τ``, for the current z."""
         return self._rho if self._last is None else self._rho * self._last[0]
 
@@ -45,32 +39,27 @@ class Scaling:
         return isinstance(other, Scaling) and vars(self) == vars(other)
 
     @property
-    def pending(self) -> bool:
-        """Whether a factor of z is still to be taken."""
-        return self._last is not None
-
-    @property
-    def sigma(self) -> Scalar:
+    def sigma(self) -> float:
         """The factor of the coordinate ``m · sigma · τ``."""
         balance, rho = self._balance, self._rho
         if self._last is not None:
             balance, rho = balance * self._last[0], rho * self._last[0]
         return balance / (rho * rho)  # rho**2 of a float raises on overflow
 
-    def activate(self, alpha: Scalar, on_points: bool, slope: float = 2.0) -> Scalar:
+    def activate(self, alpha: float, on_points: bool, slope: float = 2.0) -> float:
         """Pass an activation; return the weight of ``‖z‖²`` in τ, for the current z."""
         if self._last is not None:  # no layer has applied the previous factor
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
-        return product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
+        return (self._rho * self._rho if on_points else self._balance) / (alpha * alpha)
 
-    def take(self) -> Scalar | None:
+    def take(self) -> float | None:
         """Return the pending factor of z, or None."""
         if self._last is None:
             return None
         (ratio, on_points), self._last = self._last, None
-        balance, rho = product(self._balance, ratio), product(self._rho, ratio)
+        balance, rho = self._balance * ratio, self._rho * ratio
         # z ← factor·z divides κ by the factor, so κ/σ by it and κ²/σ by its square.
         factor = rho if on_points else balance**0.5
         if on_points:
@@ -78,45 +67,3 @@ class Scaling:
         else:
             self._balance, self._rho = 1.0, rho / factor
         return factor
-
-
-def positive(alpha: Scalar) -> Scalar:
-    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way.
-
-    Examples:
-        >>> import torch
-        >>> positive(0.0), positive(torch.tensor(0.0)), positive(torch.tensor(2.0))
-        (1.0, tensor(1.), tensor(2.))
-    """
-    if not isinstance(alpha, Tensor):
-        return alpha or 1.0
-    if may_look(alpha):
-        return alpha if alpha.item() != 0 else alpha + 1
-    return alpha + (alpha == 0)
-
-
-def constant(alpha: Scalar) -> Scalar:
-    """Return the value of a scalar without its gradient: a number where values may be read and are usual.
-
-    Examples:
-        >>> import torch
-        >>> constant(torch.tensor(2.0, requires_grad=True))
-        2.0
-    """
-    if not isinstance(alpha, Tensor):
-        return alpha
-    if may_look(alpha) and 1 / _USUAL < (value := alpha.item()) < _USUAL:
-        return value
-    return alpha.detach()  # divisions by 0 and overflow are no errors of tensors
-
-
-def product(a: Scalar, b: Scalar) -> Scalar:
-    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1.
-
-    Examples:
-        >>> product(2.0, 3.0), product(2.5, 1.0)
-        (6.0, 2.5)
-    """
-    if isinstance(a, float) and a == 1.0:
-        return b
-    return a if isinstance(b, float) and b == 1.0 else a * b

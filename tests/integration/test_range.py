@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.strategies import STRATEGIES
 from conformallayers import functional
+from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.testing import relative_error
 from oracle import exact, oracle
 from support import samples

@@ -73,13 +73,10 @@ def _cheapest(chain: tuple[_Convolution, ...], batch: Shape) -> tuple[Shape, ...
     return tuple(shapes[:best])
 
 
-def run_collapsed(modules: Sequence[Any], x: Tensor, factor: Any = None) -> Tensor:
-    """Apply convolutions in a row as one, times a factor, (B, C, ...) → (B, C', ...)."""
+def run_collapsed(modules: Sequence[Any], x: Tensor) -> Tensor:
+    """Apply convolutions in a row as one, (B, C, ...) → (B, C', ...)."""
     first, last = modules[0], modules[-1]
-    kernels = [module.weight for module in modules]
-    if factor is not None:  # before composing: a product of kernels may leave the range
-        kernels[0] = kernels[0] * factor
-    weight = composed(kernels)
+    weight = composed([module.weight for module in modules])
     result: Tensor = _CONVOLVE[x.dim() - 3](x, weight, None, last.stride, first.padding)
     return result
 

@@ -102,7 +102,7 @@ class LayerFlow(Flow[Points]):
         """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
         shape, layers = tuple(value.x.shape), [(part, spec_of("", part)) for part in groups]
         check_input(below(path, "channels.0"), *layers[0], shape)
-        parts = value.x.split([part.stop - part.start for part in groups], 1)  # type: ignore[operator, misc]
+        parts = value.x.split([part.stop - part.start for part in groups], 1)  # type: ignore[operator]
         return [
             Points(x, value.t, value.segment.then((*layer, shape[1:])))
             for x, layer in zip(parts, layers, strict=True)

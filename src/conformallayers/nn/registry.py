@@ -29,7 +29,6 @@ from .supported import (
     Bound,
     Check,
     LayerSpec,
-    scale_output,
 )
 
 SUPPORTED_KINDS = (
@@ -72,7 +71,7 @@ def register_linear(
         )
     """
     _check_class("register_linear", module_type)
-    _SPECS[module_type] = LayerSpec(bound, scale_output, check, rank)
+    _SPECS[module_type] = LayerSpec(bound, check, rank)
 
 
 def register_homogeneous(
@@ -102,7 +101,7 @@ def register_homogeneous(
         torch.Size([2, 4])
     """
     _check_class("register_homogeneous", module_type)
-    _SPECS[module_type] = LayerSpec(bound, None, check, rank, homogeneous=True)
+    _SPECS[module_type] = LayerSpec(bound, check, rank, homogeneous=True)
 
 
 def _check_class(function: str, module_type: Any) -> None:

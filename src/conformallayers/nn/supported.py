@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from ..functional import Scalar
 from . import bounds
@@ -15,7 +14,6 @@ from .extra_layers import Centre, ChannelScale, RepeatChannels, Rescale, Scale
 from .homogeneous import Abs, Channels
 
 Bound = Callable[[nn.Module, bounds.Shape], Scalar]
-Scaled = Callable[[nn.Module, Tensor, Scalar], Tensor]
 Check = Callable[[nn.Module], str | None]
 
 
@@ -26,8 +24,6 @@ class LayerSpec:
     Args:
         bound: (module, input shape) → an upper bound of the operator norm; of a homogeneous map, an
             upper bound of ``‖h(x)‖/‖x‖``.
-        scaled: (module, input, factor) → factor · U(input) without the bias, by a factor of the
-            weights; None if a later layer should apply the factor.
         check: module → why this configuration is refused, or None.
         rank: the number of axes of a batch, if the module fixes it.
         channels: the name of the attribute that holds the size of axis 1.
@@ -37,10 +33,10 @@ class LayerSpec:
         norm_factor: (module, input shape) → the number by which it multiplies the norm of every
             sample, or None if there is no such number.
         homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
+        weighted: whether a factor of the output can go into its weights.
     """
 
     bound: Bound
-    scaled: Scaled | None = None
     check: Check | None = None
     rank: int | None = None
     channels: str | None = None
@@ -49,6 +45,7 @@ class LayerSpec:
     multiple: bool = False
     norm_factor: Callable[[Any, bounds.Shape], float | None] | None = None
     homogeneous: bool = False
+    weighted: bool = False
 
     def takes(self, shape: bounds.Shape) -> bool:
         """Tell whether samples of a shape have the number of axes that the module fixes."""
@@ -59,43 +56,9 @@ class LayerSpec:
         return None if self.check is None else self.check(module)
 
 
-def scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    """Return factor · module(x) for a module without a weight to scale."""
-    result: Tensor = module(x)
-    return result * factor
-
-
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
 NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
-
-
-def _scaled_conv(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    result: Tensor = module._conv_forward(x, module.weight * factor, None)
-    return result
-
-
-def _scaled_transposed(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
-    return function(
-        x,
-        module.weight * factor,
-        None,
-        module.stride,
-        module.padding,
-        module.output_padding,
-        module.groups,
-        module.dilation,
-    )
-
-
-def _scaled_linear(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    return F.linear(x, module.weight * factor)
-
-
-def _scaled_gain(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    result: Tensor = x * (module.gain * factor)
-    return result
 
 
 def _keeps_statistics(module: Any) -> str | None:
@@ -166,7 +129,12 @@ def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
     rank = n + 2
-    weighted: dict[str, Any] = {"rank": rank, "channels": "in_channels", "affine": True}
+    weighted: dict[str, Any] = {
+        "rank": rank,
+        "channels": "in_channels",
+        "affine": True,
+        "weighted": True,
+    }
     dropout = LayerSpec(
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
     )
@@ -182,8 +150,8 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     average = LayerSpec(bounds.avg_pool_bound, rank=rank)
     largest = LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True)
     rows = {
-        "Conv": LayerSpec(bounds.conv_bound, _scaled_conv, **weighted),
-        "ConvTranspose": LayerSpec(bounds.transposed_bound, _scaled_transposed, **weighted),
+        "Conv": LayerSpec(bounds.conv_bound, **weighted),
+        "ConvTranspose": LayerSpec(bounds.transposed_bound, **weighted),
         **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), average),
         "Dropout": dropout,
         "BatchNorm": batch_norm,
@@ -201,7 +169,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(1),
     **_spatial_rows(2),
     **_spatial_rows(3),
-    nn.Linear: LayerSpec(bounds.linear_bound, _scaled_linear, channels="in_features", affine=True),
+    nn.Linear: LayerSpec(bounds.linear_bound, channels="in_features", affine=True, weighted=True),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
     nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
@@ -219,7 +187,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
     Rescale: LayerSpec(bounds.rescale_bound, affine=True),
-    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, multiple=True),
+    Scale: LayerSpec(bounds.gain_bound, multiple=True, weighted=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
     nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),

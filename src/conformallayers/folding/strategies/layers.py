@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from ...nn.extra_layers import Scale
 from ...nn.registry import find_spec
-from ...nn.supported import scale_output
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..lower import Lowering
@@ -82,10 +81,10 @@ def add_operators(
 
 def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -> PointValues:
     """Append a layer without its bias, and the pending factor of z."""
-    spec, scaling = find_spec(operator.module), before.scaling.copy()
+    scaling = before.scaling.copy()
     # A layer without a weight leaves the factor to a later layer, which merges it for free.
-    take = spec is not None and spec.scaled is not None
-    factor, norm = float(scaling.take() or 1.0) if take else 1.0, operator.simple_bound
+    factor = (scaling.take() or 1.0) if _has_weight(operator) else 1.0
+    norm = operator.simple_bound
     z = _add_scaled(builder, before.z, operator, factor)
     bound, size = before.bound * norm * factor, before.size * norm
     return replace(before, z=z, scaling=scaling, bound=bound, size=size)
@@ -93,7 +92,7 @@ def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -
 
 def _has_weight(operator: Operator) -> bool:
     spec = find_spec(operator.module)
-    return spec is not None and spec.scaled not in (None, scale_output)
+    return spec is not None and spec.weighted
 
 
 def _add_scaled(builder: RecipeBuilder, z: str, operator: Operator, factor: float) -> str:
