@@ -54,11 +54,12 @@ def test_every_function_follows_its_formula(shape, dtype, alpha, projective):
     assert y.dtype == dtype
     assert y.shape == x.shape
     assert_rows(y, rows(x) / expected[:, None], RTOL[dtype])
-    tau, gain = t.double(), torch.tensor([2.0, 0.1, 0.0, 1.0], dtype=torch.float64)
-    y = CF.activate_and_dehomogenize(x, tau, gain, alpha)[0]
+    # The same step of points: x stands for the pair (t·x, t).
+    y, after = cl.ReSPro(projective=projective).activate(x, t.double(), alpha)
+    expected = alpha / 2 * old + old**2 * energy / (2 * alpha * (old if projective else 1.0))
+    np.testing.assert_allclose(after.numpy(), expected, rtol=2e-6)
     assert y.dtype == dtype
-    assert_rows(y, alpha * rows(x) / (old + gain.numpy() * energy)[:, None], RTOL[dtype])
-    assert_rows(CF.dehomogenize(x, alpha, tau), alpha * rows(x) / old[:, None], RTOL[dtype])
+    assert_rows(y, (old / expected)[:, None] * rows(x), RTOL[dtype])
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
