@@ -156,6 +156,8 @@ def _layer_cases() -> Cases:
         for log in (False, True):
             yield _case(f"softmax {axis} {log}", layer.Softmax, shape, {}, axis=axis, log=log)
     yield RecipeCase("add and concatenate", _branches)
+    for size in ((4, 1, 1), (1, 3, 1), (4, 3, 5)):
+        yield RecipeCase(f"product {size}", partial(_gate, size))
 
 
 def _branches() -> Recipe:
@@ -164,6 +166,13 @@ def _branches() -> Recipe:
     a = builder.add(layer.Matmul, INPUT, name="a", weight=weight)
     total = builder.add(layer.Add, INPUT, a, a, name="sum")
     return builder.recipe(builder.add(layer.Concatenate, total, INPUT, name="y", axis=0))
+
+
+def _gate(size: Shape) -> Recipe:
+    builder = RecipeBuilder((4, 3, 5))
+    gate = builder.add(layer.AdaptiveAvgPool, INPUT, name="gate", size=size[1:])
+    gate = builder.add(layer.Slice, gate, name="gate", axis=0, start=0, stop=size[0])
+    return builder.recipe(builder.add(layer.Product, INPUT, gate, name="y"))
 
 
 def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:

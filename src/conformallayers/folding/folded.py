@@ -74,7 +74,7 @@ _ANY_SIZE = (
     ),
     *(layer.AvgPool, layer.MaxPool, layer.NormPool, layer.AdaptiveAvgPool, layer.AdaptiveMaxPool),
     *(layer.Pad, layer.Upsample, layer.Add, layer.Concatenate, layer.Slice, layer.Permute),
-    *(layer.Elementwise, layer.Softmax, layer.Reshape, layer.Call),
+    *(layer.Product, layer.Elementwise, layer.Softmax, layer.Reshape, layer.Call),
 )
 
 

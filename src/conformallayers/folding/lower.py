@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..nn.bounds import channel_factor, conv_pads, pad_mode, pool_axes
 from ..nn.branches import Composite, Flow, Join
-from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Rescale, Scale
+from ..nn.extra_layers import Centre, ChannelScale, Permute, RepeatChannels, Rescale, Scale
 from ..nn.homogeneous import Abs, Channels
 from ..nn.registry import computes_like, find_spec, modules_in, shape_after
 from ..nn.supported import PADS
@@ -208,6 +208,11 @@ def _channel_shuffle(to: Lowering, value: str, module: Any, shape: Shape) -> str
 @lowers(RepeatChannels)
 def _repeat_channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.add(layer.Concatenate, *[value] * module.times, axis=0)
+
+
+@lowers(Permute)
+def _permute(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    return to.add(layer.Permute, value, order=module.order)
 
 
 @lowers(Channels)

@@ -17,7 +17,7 @@ from ..graph.freeze import frozen_wide
 from ..graph.graph import INPUT, Graph, Node, Part, between
 from ..graph.trace import trace_part
 from ..nn.branches import Join
-from ..nn.extra_layers import Centre, Rescale
+from ..nn.extra_layers import Centre, Product, Rescale
 from ..nn.registry import find_spec
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
@@ -247,6 +247,8 @@ def _lower(builder: RecipeBuilder, graph: Graph, node: Node, sources: list[str])
     module, before = node.module, graph.shape(node.sources[0])
     if isinstance(module, Join):
         return add_join(builder, sources, module)
+    if isinstance(module, Product):
+        return builder.add(layer.Product, *sources)
     apart = node.shape is not None and before is not None and by_sample(module)
     spec = find_spec(module)
     fits = spec is None or before is None or spec.takes(before)

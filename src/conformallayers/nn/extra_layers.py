@@ -127,6 +127,38 @@ class Rescale(nn.Module):
         return output if self.bias is None else output + self.bias.to(input.dtype)
 
 
+class Product(nn.Module):
+    """Multiply two values entry by entry, as ``x * torch.sigmoid(y)`` in the forward of a model.
+
+    Shape:
+        (B, ...), (B, ...) → (B, ...), axes of length 1 repeated
+    """
+
+    def forward(self, input: Tensor, other: Tensor) -> Tensor:
+        """Return ``input · other``."""
+        return input * other
+
+
+class Permute(nn.Module):
+    """Reorder the axes behind the batch, as ``x.permute(0, 2, 3, 1)`` and ``x.transpose(1, 2)`` do.
+
+    Args:
+        order: axis i of a sample of the result is axis ``order[i]`` of that of the input.
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = tuple(order)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return a view with other strides."""
+        return input.permute(0, *(axis + 1 for axis in self.order))
+
+    def extra_repr(self) -> str:
+        """Return the order."""
+        return f"{self.order}"
+
+
 class Centre(nn.Module):
     """Subtract a mean sample, kept in a buffer. Use it before a ConformalLayers, not inside.
 

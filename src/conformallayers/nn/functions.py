@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .bounds import Shape
 from .branches import Join
-from .extra_layers import Rescale
+from .extra_layers import Permute, Product, Rescale
 from .homogeneous import Abs, Channels
 
 
@@ -272,6 +272,11 @@ def _sum(call: Call) -> Chain | None:
 def _product(call: Call) -> Chain | None:
     left, right = _operands(call)
     divides = call.node.target in _DIV
+    if isinstance(left, fx.Node) and isinstance(right, fx.Node) and not divides:
+        shapes = call.shape(call.batch(left)), call.shape(call.batch(right))
+        if None in shapes or len(shapes[0]) != len(shapes[1]):
+            return None
+        return [(Product(), (left, right))]
     source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
     if isinstance(other, fx.Node) or (divides and source is right):
         return None
@@ -391,6 +396,20 @@ def _reshaped(before: Shape, after: Shape) -> list[nn.Module]:
 
 def _in_a_row(source: fx.Node, modules: Sequence[nn.Module]) -> Chain:
     return [(module, (number - 1 if number else source,)) for number, module in enumerate(modules)]
+
+
+@_rows(torch.permute, torch.transpose, torch.swapaxes, "permute", "transpose", "swapaxes")
+def _permute(call: Call) -> Chain | None:
+    shape, dims = call.shape(call.source), [*call.args[1:], *call.kwargs.values()]
+    if shape is None or "input" in call.kwargs:
+        return None
+    rank = len(shape) + 1
+    if call.node.target in (torch.permute, "permute"):
+        axes = [axis % rank for axis in (dims[0] if isinstance(dims[0], (tuple, list)) else dims)]
+    else:
+        axes, (one, other) = list(range(rank)), (axis % rank for axis in dims)
+        axes[one], axes[other] = other, one
+    return [(Permute([axis - 1 for axis in axes[1:]]), (call.source,))] if axes[0] == 0 else None
 
 
 @_rows(torch.mean, "mean", torch.amax, "amax")

@@ -30,7 +30,7 @@ _OTHER_POOLING = "Use another pooling."
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
 # Operations on floats that round alike in all runtimes, so that integers may follow.
 _EXACT = (
-    *(layer.AddConstant, layer.Multiply, layer.PRelu),
+    *(layer.AddConstant, layer.Multiply, layer.PRelu, layer.Product),
     *(layer.Pad, layer.AdaptiveMaxPool, layer.Upsample),
 )
 

@@ -264,6 +264,18 @@ class Add(Operation):
         return (inputs[0],)
 
 
+@operation("product")
+class Product(Operation):
+    """Multiply two values entry by entry; axes of length 1 are repeated."""
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        fits = len(inputs) == 2 and len(inputs[0]) == len(inputs[1])
+        axes = list(zip(*inputs, strict=True)) if fits else []
+        same = all(len({*axis} - {1}) <= 1 for axis in axes)
+        expect(fits and same, f"a product of {list(inputs)}")
+        return (tuple(max(axis) for axis in axes),)
+
+
 @operation("concatenate")
 class Concatenate(Operation):
     """Concatenate values along an axis of the sample."""

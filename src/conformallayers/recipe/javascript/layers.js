@@ -181,6 +181,11 @@ const add = () => (...values) => {
   return new values[0].constructor(sum);
 };
 
+function gated(op) {
+  const [left, right] = op.from.map((shape) => broadcast(op.to[0], shape));
+  return (x, y) => like(x, left.length).map((_, i) => x[left[i]] * y[right[i]]);
+}
+
 function concatenate(op) {
   const { axis } = op.settings, before = product(op.to[0].slice(0, axis));
   return (...values) => {

@@ -17,7 +17,7 @@ const OPERATIONS = {
   multiply: withConstant("factor", (x, factor) => x * factor),
   add_constant: withConstant("value", (x, value) => x + value),
   prelu: withConstant("slope", (x, slope) => (x > 0 ? x : x * slope)),
-  add, concatenate, slice, reshape: () => (x) => x, permute, elementwise, softmax,
+  add, product: gated, concatenate, slice, reshape: () => (x) => x, permute, elementwise, softmax,
   normalize, rescale, banded_form: bandedForm,
   sum_squares: ({ settings }) => (z) => dot(z, z) * settings.weight,
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),

@@ -168,6 +168,7 @@ def _surrounded(x: Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
 RUN[layer.Multiply] = lambda op, net, x: x * net.constant(op.factor)
 RUN[layer.AddConstant] = lambda op, net, x: x + net.constant(op.value)
 RUN[layer.Add] = lambda _op, _net, *values: reduce(np.add, values)
+RUN[layer.Product] = lambda _op, _net, x, y: x * y
 RUN[layer.Concatenate] = lambda op, _, *values: np.concatenate(values, op.axis + 1)
 RUN[layer.Slice] = lambda op, _, x: x[(slice(None),) * (op.axis + 1) + (slice(op.start, op.stop),)]
 RUN[layer.Reshape] = lambda op, _, x: x.reshape(len(x), *op.shape)

@@ -154,6 +154,7 @@ def _upsample(op: layer.Upsample, module: Context, x: Tensor) -> Tensor:
 RUN[layer.Multiply] = lambda op, module, x: x * module.constant(op.factor)
 RUN[layer.AddConstant] = lambda op, module, x: x + module.constant(op.value)
 RUN[layer.Add] = lambda _op, _module, *values: reduce(torch.add, values)
+RUN[layer.Product] = lambda _op, _module, x, y: x * y
 RUN[layer.Concatenate] = lambda op, _, *values: torch.cat(values, op.axis + 1)
 RUN[layer.Slice] = lambda op, _, x: x.narrow(op.axis + 1, op.start, op.stop - op.start)
 RUN[layer.Reshape] = lambda op, _, x: x.reshape(x.shape[0], *op.shape)
