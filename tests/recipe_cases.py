@@ -170,8 +170,9 @@ def _branches() -> Recipe:
 
 def _gate(size: Shape) -> Recipe:
     builder = RecipeBuilder((4, 3, 5))
-    gate = builder.add(layer.AdaptiveAvgPool, INPUT, name="gate", size=size[1:])
-    gate = builder.add(layer.Slice, gate, name="gate", axis=0, start=0, stop=size[0])
+    gate = INPUT
+    for axis, stop in enumerate(size):
+        gate = builder.add(layer.Slice, gate, name="gate", axis=axis, start=0, stop=stop)
     return builder.recipe(builder.add(layer.Product, INPUT, gate, name="y"))
 
 

@@ -93,6 +93,39 @@ def test_functions_fold_to_the_same_numbers(name: str, dtype: torch.dtype) -> No
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+def small(model: Any, y: Tensor) -> Tensor:
+    return F.pad(y, (4, 4, 4, 4)) if y.shape[-2] < 12 else y
+
+
+def heads(model: Any, y: Tensor) -> Tensor:
+    assert y.ndim == y.dim() == 4
+    if y.relu().shape == y.shape and y.size(1) == 4:
+        b, c, h, w = y.shape
+        return y.reshape(b, c, h * w).transpose(1, 2).reshape([b, h, w * c])
+    return y
+
+
+def channels(model: Any, y: Tensor) -> Tensor:
+    assert y.ndim == 4
+    assert y.permute(0, 2, 3, 1).shape[-1] == 4
+    return y.relu()
+
+
+@pytest.mark.parametrize(("function", "fixed"), [(small, True), (heads, True), (channels, False)])
+def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
+    model, x = Model(function).eval(), torch.randn(5, *SHAPE)
+    folded = cl.fold(model, SHAPE)
+    torch.testing.assert_close(folded(x), model(x))
+    assert "call" not in {operation.kind for operation in folded.recipe.operations}
+    large = torch.randn(2, 3, 16, 16)
+    assert ("(3, 8, 8) only" in folded.explain().sizes) is fixed
+    if not fixed:
+        torch.testing.assert_close(folded(large), model(large))
+        return
+    with pytest.raises(cl.ConformalError, match="exact for one shape"):
+        folded(large)
+
+
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(2), nn.LPPool2d(2, 2), nn.AdaptiveMaxPool2d(2), nn.AvgPool2d(2)], ids=str
 )

@@ -230,6 +230,8 @@ def lower_graph(graph: Graph, parts: Mapping[int, LoweredPart]) -> tuple[Recipe,
     """
     builder = RecipeBuilder(graph.input_shape)
     values, plans = {INPUT: recipes.INPUT}, dict[str, Plan]()
+    if graph.fixed:  # a reshape does not let samples of another size pass
+        values[INPUT] = builder.add(layer.Reshape, recipes.INPUT, shape=graph.input_shape)
     inside = {number for end, part in parts.items() for number in between(graph, part.feed, end)}
     for number, node in enumerate(graph.nodes):
         if number in parts:

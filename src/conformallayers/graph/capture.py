@@ -12,22 +12,18 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
-from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.container import ConformalSequential
-from ..nn.extra_layers import Centre
 from ..nn.functions import Batch, Chain, modules_of
 from ..nn.homogeneous import Channels
-from ..nn.registry import find_spec, shape_after
+from ..nn.registry import shape_after
 from ..utils.axes import per_axis
 from ..utils.text import call_text
 from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Graph, Node, kind_of
 from .layers import Branches, NodeList
-
-_BATCHES = 2, 4  # sizes of the two runs that record shapes: an axis that differs is the batch
-_ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
+from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 
 
 def capture(
@@ -44,14 +40,15 @@ def capture(
     _check_model(where, model, keep_hooks)
     name = f"{where}({type(model).__name__})"
     with torch.inference_mode(False), torch.no_grad():
-        root = _OneInput(freeze(model))
-        module = _traced(name, root)
+        root = OneInput(freeze(model))
         like = next(model.parameters(), torch.empty(0))
-        values = _recorded(name, module, shape, like)
+        sample = torch.empty(shape, dtype=like.dtype, device=like.device)
+        module, fixed = traced(name, root, sample)
+        values = _recorded(name, module, sample)
         for part in root.modules():
             if getattr(part, "inplace", False):
                 part.inplace = False  # type: ignore[assignment]
-        return _Reader(module, shape, values).graph()
+        return replace(_Reader(module, shape, values).graph(), fixed=fixed)
 
 
 def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
@@ -79,72 +76,26 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
     ]
     if len(required) > 1:
         got = f"the inputs {', '.join(required)}"
-        raise refusal(where, "a model with one input", got, _ONE_BY_ONE)
-
-
-class _OneInput(nn.Module):
-    """Call a model with one input, so that its other arguments have their defaults."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Any:
-        return self.model(x)
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
-            return False
-        own = isinstance(m, (ConformalSequential, Composite, RadialActivation, Centre))
-        return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
-
-
-def _traced(where: str, root: nn.Module) -> fx.GraphModule:
-    random = torch.get_rng_state()
-    try:
-        graph = _Tracer().trace(root)
-    except Exception as error:
-        expected = "a model that torch.fx can trace"
-        raise refusal(where, expected, cause_line(error), _ONE_BY_ONE) from error
-    if not torch.equal(torch.get_rng_state(), random):
-        expected, got = "a model without chance", "random numbers drawn in forward"
-        remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
-        raise refusal(where, expected, got, remedy)
-    for node in graph.nodes:
-        node.type = None  # pickle refuses annotations that are strings
-    return fx.GraphModule(root, graph)
+        raise refusal(where, "a model with one input", got, ONE_BY_ONE)
 
 
 # -- shapes --------------------------------------------------------------------------------------------
 
 
-class _Recorder(fx.Interpreter):
+class _Recorder(Runner):
     """Run zeros through the graph, and keep the shape of every tensor and every other value."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.extra_traceback = False  # or fx would write its own lines into our messages
+    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor, *, fake: bool) -> None:
+        super().__init__(module, module.graph, shape, like, fake=fake)
         self.found: dict[fx.Node, Any] = {}
-        self.constant: set[fx.Node] = set()  # nodes that do not depend on the input
         self.versions: dict[fx.Node, list[int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        inputs = n.all_input_nodes
-        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        if isinstance(module, ConformalSequential):  # its layers are read, not run
-            x: Tensor = self.env[inputs[0]]
-            after = _output_shape(str(n.target), module, tuple(x.shape[1:]))
-            value: Any = x.new_zeros(x.shape[0], *after)
-        else:
-            value = super().run_node(n)
+        inputs, value = n.all_input_nodes, super().run_node(n)
         written = any(self._versions(self.env[one]) != self.versions[one] for one in inputs)
         if written:
             self._refuse_overwriting(n)
         self.versions[n] = self._versions(value)
-        if n.op not in ("placeholder", "output") and self.constant.issuperset(inputs):
-            self.constant.add(n)
         known = n in self.constant
         self.found[n] = value if known else tree_map(_recorded_value, value)
         same = n.op == "call_function" and inputs and value is self.env.get(inputs[0])
@@ -200,35 +151,37 @@ def _recorded_value(value: Any) -> Any:
     return _Sizes(value.shape) if isinstance(value, Tensor) else value
 
 
-def _output_shape(path: str, container: ConformalSequential, shape: Shape) -> Shape:
-    nodes = NodeList(shape)
-    last = nodes.add_container(_path(path), container, INPUT, shape)
-    return nodes.shape(last) or ()
-
-
-def _recorded(where: str, module: fx.GraphModule, shape: Shape, like: Tensor) -> dict[fx.Node, Any]:
+def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
     """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
-    runs = []
-    for size in _BATCHES:
-        recorder = _Recorder(module)
+    try:
+        runs = _runs(module, sample, fake=True)
+    except Exception:  # something needs numbers
         try:
-            recorder.run(torch.zeros(size, *shape, dtype=like.dtype, device=like.device))
+            runs = _runs(module, sample, fake=False)
         except ConformalError:
             raise
         except Exception as error:
             raise refusal(
                 where,
-                f"a model that takes any number of samples of shape {shape_text(shape)}",
+                f"a model that takes any number of samples of shape {shape_text(tuple(sample.shape))}",
                 cause_line(error),
                 "Check input_shape, and that model(x) runs.",
             ) from error
-        runs.append(recorder.found)
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         found = _merged(runs[0][node], runs[1][node])
         if found is not _UNKNOWN:
             values[node] = found
     return values
+
+
+def _runs(module: fx.GraphModule, sample: Tensor, *, fake: bool) -> list[dict[fx.Node, Any]]:
+    found = []
+    for size in BATCHES:
+        recorder = _Recorder(module, (size, *sample.shape), sample, fake=fake)
+        recorder.run(recorder.input)
+        found.append(recorder.found)
+    return found
 
 
 _UNKNOWN = object()
@@ -238,7 +191,7 @@ def _merged(one: Any, other: Any) -> Any:
     """Return what two runs with different numbers of samples agree on."""
     if isinstance(one, _Sizes) and isinstance(other, _Sizes):
         row = tuple(one[1:]) if one[1:] == other[1:] else None
-        apart = (one[:1], other[:1]) == tuple((size,) for size in _BATCHES)
+        apart = (one[:1], other[:1]) == tuple((size,) for size in BATCHES)
         return Batch(row) if apart and row is not None else _Mixed(row)
     if isinstance(one, Tensor):
         return one
@@ -255,7 +208,7 @@ class _Reader:
 
     def __init__(self, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]) -> None:
         self.module, self.values = module, values
-        self.nodes = NodeList(shape, (_path(name) for name, _ in module.named_modules()))
+        self.nodes = NodeList(shape, (path_in_model(name) for name, _ in module.named_modules()))
         self.numbers: dict[fx.Node, int] = {}
         self.constant: set[fx.Node] = set()
 
@@ -285,7 +238,7 @@ class _Reader:
         chain = None if chain is None else self._without_sizes(node, chain)
         if chain is None:
             return self._call(node)
-        reads = tuple(dict.fromkeys(_path(str(n.target)) for n in inputs if n.op == "get_attr"))
+        reads = tuple(dict.fromkeys(path_in_model(n.target) for n in inputs if n.op == "get_attr"))
         return self._chain(node, chain, reads)
 
     def _without_sizes(self, node: fx.Node, chain: Chain) -> Chain | None:
@@ -336,7 +289,7 @@ class _Reader:
         return numbers[-1]
 
     def _module(self, node: fx.Node) -> int:
-        module, path = self.module.get_submodule(str(node.target)), _path(str(node.target))
+        module, path = self.module.get_submodule(str(node.target)), path_in_model(node.target)
         given = [*node.args, *(node.kwargs[name] for name in ("input", "x") if name in node.kwargs)]
         alone = len(given) == len(node.args) + len(node.kwargs) == 1
         source = given[0] if alone else None
@@ -366,7 +319,7 @@ class _Reader:
         shape = value.shape if isinstance(value, Batch) else None
         row = value.row if isinstance(value, _Mixed) else shape
         module, sources = self._single(node, lambda graph, copied: graph.node_copy(node, copied))
-        path = _path(str(node.target)) if node.op == "call_module" else ""
+        path = path_in_model(node.target) if node.op == "call_module" else ""
         name, text = self.nodes.of_function(node.name), call_text(node)
         if node.op == "call_module":
             name = self.nodes.of_module(path)
@@ -378,7 +331,7 @@ class _Reader:
         module, sources = self._single(node, lambda _, copied: fx.node.map_arg(result, copied))
         if not sources:
             expected, got = "a model that returns tensors of its input", type(result).__name__
-            raise refusal("fold(model)", expected, got, _ONE_BY_ONE)
+            raise refusal("fold(model)", expected, got, ONE_BY_ONE)
         item = Node(
             self.nodes.of_function("output"), "other", module, sources, None, None, "", "return"
         )
@@ -399,11 +352,6 @@ class _Reader:
 
         graph.output(build(graph, copied))
         return fx.GraphModule(self.module, graph), tuple(self.numbers[n] for n in inputs)
-
-
-def _path(target: str) -> str:
-    """Return the path in the model of a module or attribute of the traced root."""
-    return target.removeprefix("model").removeprefix(".")
 
 
 def _without_unread(graph: Graph) -> Graph:

@@ -74,11 +74,15 @@ class Part:
 
 @dataclass(frozen=True, repr=False)
 class Graph(Printed):
-    """A frozen model as nodes in order; ``output`` is the number of the result."""
+    """A frozen model as nodes in order; ``output`` is the number of the result.
+
+    A ``fixed`` one was read with sizes of its values as numbers: it is for its input shape alone.
+    """
 
     input_shape: Shape
     nodes: tuple[Node, ...]
     output: int
+    fixed: bool = False
 
     @cached_property
     def readers(self) -> dict[int, tuple[int, ...]]:

@@ -273,10 +273,9 @@ def _product(call: Call) -> Chain | None:
     left, right = _operands(call)
     divides = call.node.target in _DIV
     if isinstance(left, fx.Node) and isinstance(right, fx.Node) and not divides:
-        shapes = call.shape(call.batch(left)), call.shape(call.batch(right))
-        if None in shapes or len(shapes[0]) != len(shapes[1]):
-            return None
-        return [(Product(), (left, right))]
+        one, two = call.shape(call.batch(left)), call.shape(call.batch(right))
+        known = one is not None and two is not None and len(one) == len(two)
+        return [(Product(), (left, right))] if known else None
     source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
     if isinstance(other, fx.Node) or (divides and source is right):
         return None

@@ -1,0 +1,205 @@
+"""Model → torch.fx graph, with symbols for sizes, or with numbers where forward computes with them in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..errors import cause_line, refusal
+from ..nn.activations import RadialActivation
+from ..nn.bounds import Shape
+from ..nn.branches import Composite
+from ..nn.container import ConformalSequential
+from ..nn.extra_layers import Centre
+from ..nn.registry import find_spec
+from .graph import INPUT
+from .layers import NodeList
+
+BATCHES = 2, 4  # sizes of the two runs that record shapes: an axis that differs is the batch
+ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
+
+
+class OneInput(nn.Module):
+    """Call a model with one input, so that its other arguments have their defaults."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        """Call the model."""
+        return self.model(x)
+
+
+def path_in_model(target: object) -> str:
+    """Return the path in the model of a module or attribute of the traced root."""
+    return str(target).removeprefix("model").removeprefix(".")
+
+
+def traced(where: str, root: OneInput, sample: Tensor) -> tuple[fx.GraphModule, bool]:
+    """Trace a model; the second result tells whether a number that depends on the size of the input was read."""
+    random, fixed = torch.get_rng_state(), False
+    try:
+        try:
+            graph = _Tracer().trace(root)
+        except Exception:
+            tracer = _SizedTracer(sample)
+            graph, fixed = tracer.trace(root), tracer.fixed
+    except Exception as error:
+        expected = "a model that torch.fx can trace"
+        raise refusal(where, expected, cause_line(error), ONE_BY_ONE) from error
+    if not torch.equal(torch.get_rng_state(), random):
+        expected, got = "a model without chance", "random numbers drawn in forward"
+        remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
+        raise refusal(where, expected, got, remedy)
+    for node in graph.nodes:
+        node.type = None  # pickle refuses annotations that are strings
+    return fx.GraphModule(root, graph), fixed
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
+            return False
+        own = isinstance(m, (ConformalSequential, Composite, RadialActivation, Centre))
+        return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+
+# -- sizes as numbers ---------------------------------------------------------------------------------
+
+
+class Runner(fx.Interpreter):
+    """Run a graph on zeros; the layers of a ConformalLayers are read, not run.
+
+    With ``fake`` the values have shapes, but neither numbers nor memory, unless they are constants of the model.
+    """
+
+    def __init__(
+        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, *, fake: bool = True
+    ) -> None:
+        super().__init__(module, garbage_collect_values=not fake, graph=graph)
+        self.extra_traceback = False  # or fx would write its own lines into our messages
+        self.mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+        with self.mode:
+            self.input = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.args_iter = iter((self.input,))
+        self.constant: set[fx.Node] = set()  # nodes that do not depend on the input
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Return the value of a node."""
+        if n.op not in ("placeholder", "output") and self.constant.issuperset(n.all_input_nodes):
+            self.constant.add(n)
+            return super().run_node(n)
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        with self.mode:
+            if not isinstance(module, ConformalSequential):
+                return super().run_node(n)
+            x: Tensor = self.env[n.all_input_nodes[0]]
+            shape, nodes = tuple(x.shape[1:]), NodeList(tuple(x.shape[1:]))
+            last = nodes.add_container(path_in_model(n.target), module, INPUT, shape)
+            return x.new_zeros(x.shape[0], *(nodes.shape(last) or ()))
+
+    def shape(self, node: fx.Node) -> Shape | None:
+        """Return the shape of a tensor, after running what leads to it; None if that fails."""
+        try:
+            for one in self.graph.nodes:
+                if one not in self.env:
+                    self.env[one] = self.run_node(one)
+            return tuple(self.env[node].shape)
+        except Exception:  # code of the user
+            return None
+
+
+class _SizedTracer(_Tracer):
+    """Trace with numbers for all sizes but the number of samples.
+
+    ``fixed`` tells whether a number that depends on the spatial size of the input was read.
+    """
+
+    def __init__(self, sample: Tensor) -> None:
+        super().__init__()
+        self.sample, self.fixed, self.running = sample, False, False
+        self.runs: list[Runner] = []
+        self.batch: fx.Proxy | None = None
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Sized(node, self)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def shape(self, node: fx.Node) -> _Shape | None:
+        """Return the shape of a value, or None if it is unknown before the model runs."""
+        shape = tuple(self.sample.shape)
+        larger = (*shape[:1], *(2 * n for n in shape[1:]))
+        if not self.runs:
+            sizes = [(count, *shape) for count in BATCHES] + [(BATCHES[0], *larger)]
+            self.runs = [Runner(self.root, self.graph, size, self.sample) for size in sizes]
+        self.running = True
+        first, second, third = (run.shape(node) for run in self.runs)
+        self.running = False
+        if first is None or second is None or len(first) != len(second):
+            return None
+        found: list[Any] = list(first)
+        for axis, pair in enumerate(zip(first, second, strict=True)):
+            if pair == BATCHES:  # one value wherever it is read, so that shapes can be compared
+                if self.batch is None:
+                    self.batch = self._size(next(iter(self.graph.nodes)), 0)
+                found[axis] = self.batch
+            elif pair[0] != pair[1]:
+                found[axis] = self._size(node, axis)
+        result = _Shape(found)
+        known = third is not None and len(third) == len(first)
+        result.moving = {i for i, n in enumerate(first) if not known or n != (third or ())[i]}
+        result.tracer = self
+        return result
+
+    def _size(self, node: fx.Node, axis: int) -> fx.Proxy:
+        return self.create_proxy("call_method", "size", (fx.Proxy(node, self), axis), {})
+
+
+class _Sized(fx.Proxy):
+    """A value whose sizes are numbers."""
+
+    tracer: _SizedTracer
+
+    @property
+    def shape(self) -> Any:
+        found = self.tracer.shape(self.node)
+        return fx.proxy.Attribute(self, "shape") if found is None else found
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    ndim = property(dim)
+
+
+class _Shape(tuple[Any, ...]):
+    """The sizes of a value; a tracer is told when one that moves with the size of the input is read."""
+
+    moving: set[int]
+    tracer: _SizedTracer
+
+    def __getitem__(self, index: Any) -> Any:
+        read = range(len(self))[index]
+        if self.moving.intersection(read if isinstance(read, range) else (read,)):
+            self.tracer.fixed = True
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and self[:] == other[:]
+
+    __hash__ = None  # type: ignore[assignment]
