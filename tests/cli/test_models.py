@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("sklearn")
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
+from blocks import randomised
 from conformallayers.lab.data.catalogue import LABELS
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
@@ -59,7 +61,7 @@ def test_fold_takes_the_options_of_cl_fold(folder: Path, dtype: str, tmp_path: P
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij") + "\n")
     options = ["--strategy", "layers", "--dtype", dtype, "--labels", names]
-    command = ["fold", folder, "--out", path, "--input-shape", 3, 32, 32, *options]
+    command = ["fold", folder, "--out", path, "--shape", "3,32,32", *options]
     assert run_command(*command) == 0
     folded = cl.load(path)
     assert (folded.strategy, folded.input_shape) == ("layers", (3, 32, 32))
@@ -68,6 +70,30 @@ def test_fold_takes_the_options_of_cl_fold(folder: Path, dtype: str, tmp_path: P
     data = Dataset("digits", images, torch.zeros(3), images, torch.tensor([0, 1, 2]))
     found = evaluate.evaluate(path, data)
     assert found["folded"] == evaluate.evaluate(folder, data)["layers"]
+
+
+@pytest.mark.parametrize("kind", ["file.py", "package"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_fold_takes_any_network_and_its_weights(
+    kind: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_package.py").write_text(
+        "from torch import nn\ndef Net():\n    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()\n"
+        "    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 10))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+    model = randomised(nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 10)))
+    weights, out = tmp_path / f"weights{suffix}", tmp_path / "net.safetensors"
+    (torch.save if suffix == ".pt" else save_file)(model.state_dict(), weights)
+    name = f"own_package{'.py' * (kind == 'file.py')}:Net"
+    given = [name, "--weights", weights, "--shape", "1,8,8"]
+    assert run_command("fold", *given, "--out", out) == 0
+    assert run_command("export", *given, "--format", "onnx", "--out", tmp_path / "net.onnx") == 0
+    x, folded = torch.randn(3, 1, 8, 8), cl.load(out)
+    assert relative_error(folded(x), model(x)) < 1e-6
+    assert run_command("fold", name, "--out", out) == 1
+    assert run_command("fold", name, "--weights", out, "--shape", "1,8,8", "--out", out) == 1
 
 
 def test_folds_of_ones_own_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +112,7 @@ def test_folds_of_ones_own_evaluate(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["--dtype", "int8"], '"int8"'),
         (["--strategy", "magic"], "got 'magic'"),
-        (["--input-shape", 1, 64, 64], "with sides of at most 32"),
+        (["--shape", "1,64,64"], "with sides of at most 32"),
     ],
 )
 def test_wrong_options_of_fold_are_refused(
@@ -127,7 +153,7 @@ def test_export_for_numpy(folder: Path, tmp_path: Path) -> None:
     [
         (["--format", "tflite"], '"tflite"'),
         (["--format", "c", "--strategy", "dense"], "A fold cannot be folded again"),
-        (["--format", "c", "--input-shape", 3, 8, 8], "A fold cannot be folded again"),
+        (["--format", "c", "--shape", "3,8,8"], "A fold cannot be folded again"),
     ],
 )
 def test_wrong_options_of_export_are_refused(

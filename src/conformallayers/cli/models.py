@@ -62,7 +62,8 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
-        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
+        model: Run folder, checkpoint, fold written by cl.save, a name of the zoo; or any network as
+            PACKAGE:FACTORY or FILE.py:FACTORY, called without arguments, with --shape and --weights.
         out: File to write.
     """
     from ..folding.save import save
@@ -86,7 +87,8 @@ def quantize(
     """Turn a network into one of 8-bit integers, measure both on test images, and save it as one file.
 
     Args:
-        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
+        model: Run folder, checkpoint, fold written by cl.save, a name of the zoo, or PACKAGE:FACTORY as in
+            conformallayers fold.
         out: File to write; conformallayers export takes it.
         images: Data set or folder of pictures; that of the training if not given. Training images set the
             scales, test images measure the accuracy.
@@ -115,8 +117,8 @@ def export(
     """Export a network to C, ONNX, or numpy.
 
     Args:
-        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo, such as
-            digits-micro.
+        model: Run folder, checkpoint, fold written by cl.save, a name of the zoo, such as digits-micro, or
+            PACKAGE:FACTORY as in conformallayers fold.
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
             conformallayers.numpy has run).
         out: Folder or file to write; --report needs none.
@@ -191,10 +193,19 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         chosen["strategy"] = options.strategy
     if options.dtype is not None:
         chosen["dtype"] = getattr(torch, options.dtype)
-    folded = load_model(model, command).fold(command, options.input_shape or None, **chosen)
+    shape = _shape(command, options.shape)
+    folded = load_model(model, command, weights=options.weights).fold(command, shape, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     folded.labels = chosen_labels(options.labels, folded.labels, outputs, str(model))
     return folded
+
+
+def _shape(command: str, given: str | None) -> tuple[int, ...] | None:
+    sizes = () if given is None else given.split(",")
+    if not all(size.strip().isdecimal() for size in sizes):
+        expected, remedy = "sizes with commas", "Give those of one sample, such as 3,224,224."
+        raise refusal(f"{command} --shape", expected, repr(given), remedy)
+    return tuple(map(int, sizes)) or None
 
 
 def _print_written(path: Path) -> None:

@@ -25,16 +25,18 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class FoldOptions:
-    """How to fold a training run; a fold is taken as it is.
+    """How to fold a network; a fold is taken as it is.
 
     Args:
-        input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not given.
+        shape: Shape of one sample, such as 3,224,224; that of the stored training images if not given.
+        weights: State_dict of PACKAGE:FACTORY, a file of safetensors or torch.save.
         strategy: auto, layers, conv, dense or banded.
         dtype: float64, float32, float16 or bfloat16; that of the network if not given.
         labels: Text file with the name of each class, one per line; those of the data set if not given.
     """
 
-    input_shape: tuple[int, ...] = ()
+    shape: str | None = None
+    weights: Path | None = None
     strategy: str | None = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     labels: Path | None = None

@@ -225,8 +225,8 @@ def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> n
         expected = f"samples of shape {shape_text(native)}"
         if native == IMAGE_SHAPE:
             expected = f"images (1 or 3, H, W) with sides of at most {_SIDE}"
-        remedy = f"Give --input-shape {' '.join(map(str, native))}."
-        raise refusal(f"{where} --input-shape", expected, shape_text(shape), remedy)
+        remedy = f"Give --shape {','.join(map(str, native))}."
+        raise refusal(f"{where} --shape", expected, shape_text(shape), remedy)
     conversion = _conversion(shape)
     first = next(iter(model.children()), None) if isinstance(model, nn.Sequential) else None
     if isinstance(first, Centre):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import os
 import sys
@@ -72,6 +73,37 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
         raise refusal(f"network {network}", f"a network for {dict(given)}", got, remedy) from error
     if not isinstance(module, nn.Module):
         raise refusal(f"network {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
+    return module
+
+
+def plain_network(network: str, weights: Path | None) -> nn.Module:
+    """Return the network of PACKAGE:FACTORY or FILE.py:FACTORY, called without arguments, with weights from a file."""
+    package, _, name = network.rpartition(":")
+    if package.endswith(".py"):
+        module = build_own(network, find_network(network), {})
+    else:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+        try:
+            build = getattr(importlib.import_module(package), name)
+        except (ImportError, AttributeError) as error:
+            remedy = "Name a module and a class or function in it."
+            raise refusal(f"network {network}", "it", cause_line(error), remedy) from error
+        finally:
+            sys.path.remove(os.getcwd())
+        module = build_own(network, build, {})
+    if weights is None:
+        return module
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        torch_file = weights.suffix != ".safetensors"
+        options: Any = {"map_location": "cpu", "weights_only": True}
+        state = torch.load(weights, **options) if torch_file else load_file(weights)
+        module.load_state_dict(state)
+    except Exception as error:  # of torch, pickle or safetensors
+        expected, remedy = f"a state_dict of {name}", "Save model.state_dict(), nothing around it."
+        raise refusal(f"--weights {weights}", expected, cause_line(error), remedy) from error
     return module
 
 

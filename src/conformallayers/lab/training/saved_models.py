@@ -31,7 +31,7 @@ class Loaded:
     """A fold, or the network of a training run.
 
     Args:
-        module: a :class:`Folded`, or a model in evaluation mode.
+        module: a :class:`Folded`, or a model in evaluation mode, which has no config if it is no run.
         path: of its file.
         labels: a name for every output, or None.
         about: notes: network, dataset, epoch, white; and pictures, the digest of the folder that it was trained on.
@@ -65,8 +65,12 @@ class Loaded:
                 got, remedy = f"the fold {self.path}", "A fold cannot be folded again."
                 raise refusal(command, "a training run for these options", got, remedy)
             return self.module
+        if self.config is None and shape is None:
+            expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
+            raise refusal(f"{command} --shape", expected, "none", remedy)
         shape = shape or self.shape
-        folded = fold(from_images(self.module, shape, command), shape, **options)
+        model = self.module if self.config is None else from_images(self.module, shape, command)
+        folded = fold(model, shape, **options)
         folded.labels, folded.about = self.labels, dict(self.about)
         return folded
 
@@ -82,8 +86,23 @@ def locate(model: str | os.PathLike[str], command: str) -> Path:
     raise refusal(f"{command} {model}", _SPECS, got, remedy)
 
 
-def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
-    """Load a fold, or the network of a run, in evaluation mode."""
+def load_model(
+    model: str | os.PathLike[str],
+    command: str,
+    device: str = "cpu",
+    *,
+    weights: Path | None = None,
+) -> Loaded:
+    """Load a fold, the network of a run, or any network as PACKAGE:FACTORY with its weights, in evaluation mode."""
+    name = os.fspath(model)
+    if ":" in name and not os.path.exists(name):
+        from .own_networks import plain_network
+
+        network = plain_network(name, weights).to(device)
+        return Loaded(network.eval(), Path(name), about={"network": name.rpartition(":")[2]})
+    if weights is not None:
+        remedy = "Leave it out: files and runs have their weights."
+        raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
     path = locate(model, command)
     if path.name == CHECKPOINT:
         return _load_run(path, device)
