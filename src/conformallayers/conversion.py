@@ -19,6 +19,7 @@ from .graph.capture import capture
 from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import RadialActivation, ReSPro
 from .nn.branches import Join, Parallel, Residual
+from .nn.extra_layers import Permute, Product
 from .nn.homogeneous import Abs
 from .nn.registry import find_spec, is_affine, is_homogeneous, suggestion
 from .nn.traced import Traced
@@ -281,7 +282,7 @@ def _problem(node: Node) -> str | None:
         return f"{node.call} reads {node.constants[0]}. Use the module that has it, or cl.Scale."
     if node.kind != "other":
         return None
-    if isinstance(module, fx.GraphModule):
+    if isinstance(module, (fx.GraphModule, Permute, Product)):
         return (
             f"{node.call} is no layer that folds. Write it with modules, or put it into the head."
         )

@@ -65,6 +65,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "in place": (lambda m, y: F.relu_(y).add_(1), ["elementwise", "add_constant"]),
     "view": (lambda m, y: y.view(y.size(0), -1), ["reshape"]),
     "gate": (gate, ["adaptive_avg_pool", "elementwise", "product"]),
+    "expanded gate": (lambda m, y: y * y.mean((2, 3))[:, :, None, None].expand_as(y), ["adaptive_avg_pool", "reshape", "reshape", "product"]),
+    "module made in forward": (lambda m, y: nn.Softmax(1)(y), ["softmax"]),
     "swish": (lambda m, y: y * torch.sigmoid(y), ["elementwise", "product"]),
     "channels last": (lambda m, y: y.permute(0, 2, 3, 1).relu().transpose(-1, 1), ["permute", "elementwise", "permute"]),
     "pool of (B, H, W)": (lambda m, y: F.max_pool2d(y[:, 0], 2), ["call", "call"]),

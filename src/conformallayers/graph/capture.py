@@ -85,8 +85,8 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
 class _Recorder(Runner):
     """Run zeros through the graph, and keep the shape of every tensor and every other value."""
 
-    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor, *, fake: bool) -> None:
-        super().__init__(module, module.graph, shape, like, fake=fake)
+    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor) -> None:
+        super().__init__(module, module.graph, shape, like)
         self.found: dict[fx.Node, Any] = {}
         self.versions: dict[fx.Node, list[int]] = {}
 
@@ -153,11 +153,11 @@ def _recorded_value(value: Any) -> Any:
 
 def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
     """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
-    try:
-        runs = _runs(module, sample, fake=True)
-    except Exception:  # something needs numbers
+    runs = []
+    for size in BATCHES:
+        recorder = _Recorder(module, (size, *sample.shape), sample)
         try:
-            runs = _runs(module, sample, fake=False)
+            recorder.run(recorder.input)
         except ConformalError:
             raise
         except Exception as error:
@@ -167,21 +167,13 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
                 cause_line(error),
                 "Check input_shape, and that model(x) runs.",
             ) from error
+        runs.append(recorder.found)
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         found = _merged(runs[0][node], runs[1][node])
         if found is not _UNKNOWN:
             values[node] = found
     return values
-
-
-def _runs(module: fx.GraphModule, sample: Tensor, *, fake: bool) -> list[dict[fx.Node, Any]]:
-    found = []
-    for size in BATCHES:
-        recorder = _Recorder(module, (size, *sample.shape), sample, fake=fake)
-        recorder.run(recorder.input)
-        found.append(recorder.found)
-    return found
 
 
 _UNKNOWN = object()

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import cause_line, refusal
 from ..nn.activations import RadialActivation
@@ -69,6 +68,11 @@ class _Tracer(fx.Tracer):
         own = isinstance(m, (ConformalSequential, Composite, RadialActivation, Centre))
         return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if not any(m is own for own in self.root.modules()):  # made in forward
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
 
 # -- sizes as numbers ---------------------------------------------------------------------------------
 
@@ -80,11 +84,15 @@ class Runner(fx.Interpreter):
     """
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, *, fake: bool = True
+        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, *, fake: bool = False
     ) -> None:
         super().__init__(module, garbage_collect_values=not fake, graph=graph)
         self.extra_traceback = False  # or fx would write its own lines into our messages
-        self.mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+        self.mode: Any = nullcontext()
+        if fake:
+            from torch._subclasses.fake_tensor import FakeTensorMode  # takes seconds at first
+
+            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self.mode:
             self.input = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.args_iter = iter((self.input,))
@@ -141,7 +149,9 @@ class _SizedTracer(_Tracer):
         larger = (*shape[:1], *(2 * n for n in shape[1:]))
         if not self.runs:
             sizes = [(count, *shape) for count in BATCHES] + [(BATCHES[0], *larger)]
-            self.runs = [Runner(self.root, self.graph, size, self.sample) for size in sizes]
+            self.runs = [
+                Runner(self.root, self.graph, size, self.sample, fake=True) for size in sizes
+            ]
         self.running = True
         first, second, third = (run.shape(node) for run in self.runs)
         self.running = False

@@ -273,14 +273,24 @@ def _product(call: Call) -> Chain | None:
     left, right = _operands(call)
     divides = call.node.target in _DIV
     if isinstance(left, fx.Node) and isinstance(right, fx.Node) and not divides:
+        left, right = (_unexpanded(call, side) for side in (left, right))
         one, two = call.shape(call.batch(left)), call.shape(call.batch(right))
         known = one is not None and two is not None and len(one) == len(two)
-        return [(Product(), (left, right))] if known else None
+        full = known and tuple(map(max, one or (), two or ())) == call.shape(call.node)
+        return [(Product(), (left, right))] if full else None
     source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
     if isinstance(other, fx.Node) or (divides and source is right):
         return None
     factor = _constant(other, call.shape(call.batch(source)))
     return _rescaled(source, 1 / factor if divides else factor, None)
+
+
+def _unexpanded(call: Call, node: fx.Node) -> fx.Node:
+    """Return the value that was repeated to make another, as in ``x * gate.expand_as(x)``: a product repeats it."""
+    source = node.args[0] if node.target in ("expand", "expand_as") else None
+    shape = call.shape(source)
+    same = isinstance(source, fx.Node) and shape and len(shape) == len(call.shape(node) or ())
+    return source if isinstance(source, fx.Node) and same else node
 
 
 @_rows(operator.neg, torch.neg, "neg")
@@ -334,6 +344,10 @@ def _part(call: Call) -> Chain | None:
     whole: Any = call.node.args[0]
     if isinstance(call.args[0], fx.Node):
         call.batch(whole)
+        index = call.args[1]
+        if isinstance(index, tuple) and index[0] == slice(None) and None in index:
+            kept = all(one in (None, slice(None), Ellipsis) for one in index)
+            return _reshape(call) if kept else None
         start, stop = _channel_range(call)
     elif whole.target in _SPLITS and whole.args[0] in call.values:
         parts, number = call.args[0], call.args[1]
