@@ -13,6 +13,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from ..errors import refusal
 from ..functional import wide_dtype
+from ..nn.expanded import collapsed
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -30,7 +31,7 @@ def freeze(module: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 memo[id(value)] = value.detach().clone()
     with torch.no_grad():
-        frozen = copy.deepcopy(module, memo).eval()  # some computed weights differ in training
+        frozen = collapsed(copy.deepcopy(module, memo)).eval()  # weights may differ in training
         for child in list(frozen.modules()):
             _store_weights(child)
         for child in frozen.modules():

@@ -1,0 +1,161 @@
+"""Expand a model: train its convolutions as sums of linear chains and branches, deploy them as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .errors import is_real, refusal
+from .nn.expanded import EXPANDABLE, KINDS, Expanded, collapsed, expanded, terms_of
+from .nn.registry import has_hooks
+from .utils.html import Block, Printed, Table
+from .utils.text import count, suggest
+
+Only = Callable[[str, nn.Module], bool] | Iterable[str]
+_WIDEST = 16.0
+
+
+@dataclass(frozen=True, repr=False)
+class Expansion(Printed):
+    """What :func:`expand` did: one row for each layer with a weight.
+
+    Attributes:
+        rows: path, type, weights when deployed, weights in training, and why the layer was kept as it is.
+    """
+
+    kind: str
+    rows: tuple[tuple[str, str, int, int, str], ...]
+
+    def _blocks(self) -> Iterable[Block]:
+        total = [sum(row[i] for row in self.rows) for i in (2, 3)]
+        yield f"{self.kind}: {count(total[0])} weights deployed, {count(total[1])} in training"
+        header = "layer", "type", "deployed", "training", "kept because"
+        yield Table(header, [(p, t, count(a), count(b), why) for p, t, a, b, why in self.rows])
+
+
+def expand(
+    model: nn.Module,
+    *,
+    kind: str | Callable[[nn.Module], nn.Module] = "chain+branches",
+    width: float = 2.0,
+    only: Only | None = None,
+) -> nn.Module:
+    """Copy a model and let its convolutions train as sums of linear chains and branches.
+
+    The copy has the same outputs at first. It trains like the model, with more parameters; :func:`collapse` returns
+    the plain model, and :func:`conformallayers.fold` folds both to the same network. ``print(model.expansion)`` lists
+    the layers, and why a layer was kept as it is.
+
+    Args:
+        model: any module.
+        kind: what is added to the kernel of a layer: ``"chain"``, convolutions in a row, ``width`` times as wide
+            inside; ``"branches"``, a pointwise convolution and the identity; ``"chain+branches"``; or a function from
+            a layer to a module whose call returns a tensor of the shape (groups, outputs, inputs, *kernel).
+        width: of chains, relative to the channels of the layer.
+        only: names of the layers to expand, or a function of (name, layer) that chooses them. None takes all
+            convolutions; linear layers are expanded by name.
+
+    Examples:
+        >>> import torch, conformallayers as cl
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+        >>> bigger = cl.expand(model)
+        >>> x = torch.rand(2, 3, 8, 8)
+        >>> torch.allclose(bigger(x), model(x), atol=1e-5)
+        True
+        >>> cl.collapse(bigger).state_dict().keys() == model.state_dict().keys()
+        True
+    """
+    _check(model, kind, width)
+    chosen = _chosen(model, only)
+    bigger = copy.deepcopy(model)
+    replaced: dict[int, Expanded] = {}
+    tied: dict[int, Expanded] = {}  # by the weight that layers share
+    rows = []
+    for path, layer in bigger.named_modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(layer, EXPANDABLE) or not isinstance(weight, Tensor):
+            continue
+        why, counted = _obstacle(layer) or ("" if path in chosen else "not chosen"), weight.numel()
+        if not why:
+            first = tied.get(id(weight))
+            found = replaced[id(layer)] = expanded(layer, _terms(layer, kind, width), first)
+            tied.setdefault(id(weight), found)
+            counted = found.counted_weights
+        rows.append((path or "(model)", type(layer).__name__, weight.numel(), counted, why))
+    for parent in list(bigger.modules()):
+        for name, child in parent._modules.items():
+            parent._modules[name] = replaced.get(id(child), child)
+    bigger = replaced.get(id(bigger), bigger)
+    report: Any = Expansion(kind if isinstance(kind, str) else "own terms", tuple(rows))
+    bigger.expansion = report
+    return bigger
+
+
+def collapse(model: nn.Module) -> nn.Module:
+    """Return the plain model of an expanded one: the original layers, with the composed weights.
+
+    The keys of its ``state_dict`` are those of the model before :func:`expand`. The expanded model is not changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise refusal("collapse(model)", "an nn.Module", type(model).__name__, "Pass the model.")
+    plain = collapsed(copy.deepcopy(model))
+    vars(plain).pop("expansion", None)
+    return plain
+
+
+def _check(model: object, kind: object, width: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise refusal("expand(model)", "an nn.Module", type(model).__name__, "Pass the model.")
+    if any(isinstance(module, Expanded) for module in model.modules()):
+        remedy = "Expand the plain model: cl.expand(cl.collapse(model), ...)."
+        raise refusal("expand(model)", "a plain model", "one with expanded layers", remedy)
+    if kind not in KINDS and (isinstance(kind, str) or not callable(kind)):
+        expected = f"one of {', '.join(KINDS)}, or a function of a layer"
+        remedy = f"Leave it out for chain+branches.{suggest(str(kind), KINDS)}"
+        raise refusal("expand(kind=...)", expected, repr(kind), remedy)
+    if not is_real(width) or not 1 <= width <= _WIDEST:
+        expected = f"a number from 1 to {_WIDEST:g}"
+        raise refusal("expand(width=...)", expected, repr(width), "The default is 2.")
+
+
+def _chosen(model: nn.Module, only: Only | None) -> set[str]:
+    """Return the paths of the layers to expand; refuse names that the model does not have."""
+    found = {path: layer for path, layer in model.named_modules() if isinstance(layer, EXPANDABLE)}
+    if only is None:
+        return {path for path, layer in found.items() if not isinstance(layer, nn.Linear)}
+    if callable(only):
+        return {path for path, layer in found.items() if only(path, layer)}
+    names = {only} if isinstance(only, str) else set(only)
+    unknown = sorted(names - found.keys())
+    if unknown:
+        expected, remedy = "names of convolutions or linear layers", suggest(unknown[0], found)
+        raise refusal(
+            "expand(only=...)",
+            expected,
+            repr(unknown[0]),
+            remedy.strip() or "See model.named_modules().",
+        )
+    return names
+
+
+def _obstacle(layer: nn.Module) -> str:
+    """Return why a layer cannot be expanded, or the empty string."""
+    if type(layer) not in EXPANDABLE:
+        return "its class is not torch.nn's own"
+    if "forward" in vars(layer) or has_hooks(layer):
+        return "it has hooks"
+    if "weight" not in layer._parameters:
+        return "its weight is computed"
+    return "" if layer._parameters["weight"].requires_grad else "its weight is frozen"
+
+
+def _terms(
+    layer: nn.Module, kind: Any, width: float
+) -> Callable[[tuple[int, ...]], list[nn.Module]]:
+    if callable(kind):
+        return lambda _: [kind(layer)]
+    return terms_of(kind, width, layer.weight)

@@ -1,0 +1,311 @@
+"""Expanded layers: convolutions and linear layers whose weight is a sum of several terms while they train.
+
+An expanded layer is the plain layer with a computed ``weight``. A batch passes one convolution, whatever the weight
+is made of, so stride, padding, dilation and groups keep their meaning, and the deployed layer is the plain one.
+Terms have the shape (groups, outputs, inputs, *kernel), with channels counted in one group; that of a linear layer
+has one tap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..functional import may_look
+from . import layers
+
+Shape = tuple[int, ...]
+KINDS = ("chain", "branches", "chain+branches")
+_CONVOLVE: tuple[Any, ...] = F.conv1d, F.conv2d, F.conv3d
+_LONGEST = 3  # kernels of a chain
+_SIDE = 0.5  # the scale of a branch beside the kernel, before training
+
+
+class Chain(nn.Module):
+    """Convolutions in a row whose kernels compose to one, wider inside.
+
+    Kernels of 3 taps or fewer stand between two pointwise layers; longer ones are split into kernels of 3 taps.
+    """
+
+    def __init__(self, shape: Shape, width: float, **factory: Any) -> None:
+        super().__init__()
+        self.groups, outputs, inputs = shape[:3]
+        sizes = _chain_sizes(shape[3:])
+        wide = max(1, round(width * inputs)), max(1, round(width * outputs))
+        channels = [inputs, *[wide[1]] * (len(sizes) - 1), outputs]
+        if len(sizes) > 2 and math.prod(sizes[0]) == 1:
+            channels[1] = wide[0]
+        self.kernels = nn.ParameterList(
+            torch.empty(self.groups * channels[i + 1], channels[i], *size, **factory)
+            for i, size in enumerate(sizes)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw kernels that keep the mean square; pointwise ones are orthogonal."""
+        for kernel in self.kernels:
+            outputs, inputs = kernel.shape[0] // self.groups, kernel.shape[1]
+            if math.prod(kernel.shape[2:]) > 1:
+                nn.init.normal_(kernel, std=kernel[0].numel() ** -0.5)
+                continue
+            for matrix in kernel.data.view(self.groups, outputs, inputs):
+                nn.init.orthogonal_(matrix, gain=max(1.0, outputs / inputs) ** 0.5)
+
+    def forward(self) -> Tensor:
+        """Compose the kernels."""
+        first, *others = self.kernels
+        groups, inputs, sizes = self.groups, first.shape[1], first.shape[2:]
+        # A kernel is convolved as an image, with its input channels as the batch. torch correlates, hence the flip.
+        whole = first.movedim(1, 0)
+        for kernel in others:
+            reach = [size - 1 for size in kernel.shape[2:]]
+            convolve, axes = _CONVOLVE[len(sizes) - 1], list(range(2, kernel.dim()))
+            whole = convolve(whole, kernel.flip(axes), padding=reach, groups=groups)
+        return (
+            whole.movedim(0, 1)
+            .unflatten(0, (groups, -1))
+            .view(groups, -1, inputs, *whole.shape[2:])
+        )
+
+
+class Branches(nn.Module):
+    """A pointwise layer and, between as many channels, the identity, each with a scale for every output."""
+
+    def __init__(self, shape: Shape, **factory: Any) -> None:
+        super().__init__()
+        groups, outputs, inputs, *self.kernel = shape
+        self.pointwise = nn.Parameter(torch.empty(groups, outputs, inputs, **factory))
+        self.scale = nn.Parameter(torch.empty(groups, outputs, 1, **factory))
+        self.register_parameter("identity", None)
+        if inputs == outputs:
+            self.identity = nn.Parameter(torch.empty(groups, outputs, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the pointwise layer; scales begin below that of the kernel beside them."""
+        nn.init.normal_(self.pointwise, std=self.pointwise.shape[2] ** -0.5)
+        nn.init.constant_(self.scale, _SIDE)
+        if self.identity is not None:
+            nn.init.constant_(self.identity, _SIDE)
+
+    def forward(self) -> Tensor:
+        """Put the branches into the middle of a kernel of zeros."""
+        matrix = self.scale * self.pointwise
+        if self.identity is not None:
+            matrix = matrix + torch.diag_embed(self.identity)
+        margins = [n for size in reversed(self.kernel) for n in (size // 2, (size - 1) // 2)]
+        return F.pad(matrix.view(*matrix.shape, *[1] * len(self.kernel)), margins)
+
+
+class Expanded(nn.Module):
+    """The part that expanded layers share: a weight that is the sum of a kernel and of terms.
+
+    ``kernel`` has the shape of the weight. Each module of ``terms`` returns a tensor to add to it.
+    """
+
+    kernel: nn.Parameter
+    terms: nn.ModuleList
+    plain_type: type[nn.Module]
+    bias: nn.Parameter | None
+    _composed: tuple[list[Tensor], Tensor] | None = (
+        None  # in evaluation: a copy of the parts, the weight
+    )
+
+    @property
+    def weight(self) -> Tensor:
+        """The sum, with gradients to its parts; in evaluation without gradients it is composed once."""
+        if self.training or torch.is_grad_enabled() or not may_look(self.kernel.data):
+            return self.compose()
+        parts = [self.kernel, *self.terms.parameters(), *self.terms.buffers()]
+        if self._composed is None or not _equal(parts, self._composed[0]):
+            self._composed = [part.clone() for part in parts], self.compose()
+        return self._composed[1]
+
+    def compose(self) -> Tensor:
+        """Return kernel plus terms, in the dtype of the kernel, autocast or not."""
+        with torch.autocast(self.kernel.device.type, enabled=False):
+            total: Tensor = self.kernel
+            for term in self.terms:
+                total = total + self._from_groups(term())
+        return total
+
+    def reset_parameters(self) -> None:
+        """Draw all parts anew, for training from scratch."""
+        fan_in = math.prod(_grouped_shape(self)[2:])
+        nn.init.normal_(self.kernel, std=fan_in**-0.5)
+        for term in self.terms:
+            if hasattr(term, "reset_parameters"):
+                cast(Any, term).reset_parameters()
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(fan_in**-0.5), fan_in**-0.5)
+
+    def set_weight(self, weight: Tensor) -> None:
+        """Change the kernel so that the sum is the given weight."""
+        with torch.no_grad():
+            self.kernel += weight - self.compose()
+
+    def plain(self) -> nn.Module:
+        """Return the layer as it was before the expansion, with the composed weight."""
+        layer = self.plain_type.__new__(self.plain_type)
+        kept = {k: v for k, v in vars(self).items() if k not in ("plain_type", "_composed")}
+        layer.__dict__.update(kept)
+        weight = nn.Parameter(self.compose().detach().clone())
+        layer._parameters = {"weight": weight, "bias": self._parameters.get("bias")}
+        layer._modules = {name: m for name, m in self._modules.items() if name != "terms"}
+        return layer
+
+    def _from_groups(self, term: Tensor) -> Tensor:
+        """Bring (groups, outputs, inputs, *kernel) into the shape of the weight."""
+        if isinstance(self, nn.modules.conv._ConvTransposeNd):
+            term = term.transpose(1, 2)
+        return term.reshape(self.kernel.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_composed"}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"  # without its terms: one line
+
+    def extra_repr(self) -> str:
+        """Return the options of the plain layer and the number of parameters while training."""
+        return f"{super().extra_repr()}, {self.counted_weights} weights in training"
+
+    @property
+    def counted_weights(self) -> int:
+        """The number of parameters that the weight is made of."""
+        return sum(p.numel() for p in (self.kernel, *self.terms.parameters()))
+
+
+class ExpandedConv1d(Expanded, nn.Conv1d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.Conv1d`."""
+
+
+class ExpandedConv2d(Expanded, nn.Conv2d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.Conv2d`."""
+
+
+class ExpandedConv3d(Expanded, nn.Conv3d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.Conv3d`."""
+
+
+class ExpandedConvTranspose1d(Expanded, nn.ConvTranspose1d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.ConvTranspose1d`."""
+
+
+class ExpandedConvTranspose2d(Expanded, nn.ConvTranspose2d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.ConvTranspose2d`."""
+
+
+class ExpandedConvTranspose3d(Expanded, nn.ConvTranspose3d):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.ConvTranspose3d`."""
+
+
+class ExpandedLinear(Expanded, nn.Linear):  # type: ignore[misc]
+    """An expanded :class:`torch.nn.Linear`."""
+
+
+_EXPANDED: dict[type[nn.Module], type[Expanded]] = {
+    nn.Conv1d: ExpandedConv1d,
+    nn.Conv2d: ExpandedConv2d,
+    nn.Conv3d: ExpandedConv3d,
+    nn.ConvTranspose1d: ExpandedConvTranspose1d,
+    nn.ConvTranspose2d: ExpandedConvTranspose2d,
+    nn.ConvTranspose3d: ExpandedConvTranspose3d,
+    nn.Linear: ExpandedLinear,
+}
+# A plain layer, or that of the package with the same forward.
+_EXPANDED |= {getattr(layers, kind.__name__): found for kind, found in _EXPANDED.items()}
+EXPANDABLE = tuple(_EXPANDED)
+
+
+def expanded(
+    layer: Any, make_terms: Callable[[Shape], list[nn.Module]], tied: Expanded | None = None
+) -> Expanded:
+    """Return an expanded layer with the same weight and bias.
+
+    ``make_terms`` takes the shape (groups, outputs, inputs, *kernel) of the weight. A layer that shares its weight
+    with an expanded one shares the parts of that.
+    """
+    kind = _EXPANDED[type(layer)]
+    copy = kind.__new__(kind)
+    copy.__dict__.update(vars(layer))
+    copy.plain_type, copy._modules = type(layer), {}
+    if tied is not None:
+        copy._parameters = {"kernel": tied.kernel, "bias": layer.bias}
+        copy.terms = tied.terms
+        return copy
+    weight = layer.weight.detach()
+    copy._parameters = {"kernel": nn.Parameter(weight.clone()), "bias": layer.bias}
+    copy.terms = nn.ModuleList(make_terms(_grouped_shape(copy)))
+    copy.set_weight(weight)
+    return copy
+
+
+def terms_of(kind: str, width: float, like: Tensor) -> Callable[[Shape], list[nn.Module]]:
+    """Return a function from the shape of a weight to the terms of a kind of expansion."""
+    factory = {"device": like.device, "dtype": like.dtype}
+
+    def make(shape: Shape) -> list[nn.Module]:
+        terms: list[nn.Module] = []
+        if "chain" in kind:
+            terms.append(Chain(shape, width, **factory))
+        if "branches" in kind:
+            terms.append(Branches(shape, **factory))
+        return terms
+
+    return make
+
+
+def collapsed(module: nn.Module) -> nn.Module:
+    """Replace the expanded layers of a module by plain ones, in place; tied weights stay tied."""
+    plain: dict[int, nn.Module] = {}
+    weights: dict[int, nn.Parameter] = {}
+
+    def replace(layer: nn.Module) -> nn.Module:
+        if not isinstance(layer, Expanded):
+            return layer
+        if id(layer) not in plain:
+            found = plain[id(layer)] = layer.plain()
+            found.weight = weights.setdefault(id(layer.terms), cast(nn.Parameter, found.weight))
+        return plain[id(layer)]
+
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = replace(child)
+    return replace(module)
+
+
+def _grouped_shape(layer: Any) -> Shape:
+    """Return (groups, outputs, inputs, *kernel) of a layer."""
+    if isinstance(layer, nn.Linear):
+        return 1, layer.out_features, layer.in_features, 1
+    groups = layer.groups
+    return groups, layer.out_channels // groups, layer.in_channels // groups, *layer.kernel_size
+
+
+def _chain_sizes(kernel: Shape) -> list[Shape]:
+    """Return the kernel sizes of a chain: 1, k, 1 up to three taps, 3, 3, … beyond."""
+    count = min(_LONGEST, max((size // 2 for size in kernel), default=0))
+    if count < 2:
+        ones = (1,) * len(kernel)
+        return [ones, ones] if count == 0 else [ones, kernel, ones]
+    rest = [size - 1 for size in kernel]
+    sizes = []
+    for left in range(count, 0, -1):
+        taps = [-(-n // left) for n in rest]
+        rest = [n - tap for n, tap in zip(rest, taps, strict=True)]
+        sizes.append(tuple(tap + 1 for tap in taps))
+    return sizes
+
+
+def _equal(parts: list[Tensor], copies: list[Tensor]) -> bool:
+    return len(parts) == len(copies) and all(
+        part.device == copy.device and part.dtype == copy.dtype and torch.equal(part, copy)
+        for part, copy in zip(parts, copies, strict=True)
+    )
