@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .errors import is_real, refusal
+from .errors import is_real, refusal, shape_text
 from .nn.expanded import EXPANDABLE, KINDS, Expanded, collapsed, expanded, terms_of
 from .nn.registry import has_hooks
 from .utils.html import Block, Printed, Table
@@ -54,7 +54,7 @@ def expand(
         model: any module.
         kind: what is added to the kernel of a layer: ``"chain"``, convolutions in a row, ``width`` times as wide
             inside; ``"branches"``, a pointwise convolution and the identity; ``"chain+branches"``; or a function from
-            a layer to a module whose call returns a tensor of the shape (groups, outputs, inputs, *kernel).
+            a layer to a module whose call, without arguments, returns a tensor of the shape of its weight.
         width: of chains, relative to the channels of the layer.
         only: names of the layers to expand, or a function of (name, layer) that chooses them. None takes all
             convolutions; linear layers are expanded by name.
@@ -153,9 +153,14 @@ def _obstacle(layer: nn.Module) -> str:
     return "" if layer._parameters["weight"].requires_grad else "its weight is frozen"
 
 
-def _terms(
-    layer: nn.Module, kind: Any, width: float
-) -> Callable[[tuple[int, ...]], list[nn.Module]]:
-    if callable(kind):
-        return lambda _: [kind(layer)]
-    return terms_of(kind, width, layer.weight)
+def _terms(layer: Any, kind: Any, width: float) -> Callable[[tuple[int, ...]], list[nn.Module]]:
+    if not callable(kind):
+        return terms_of(kind, width, layer.weight)
+    term, weight = kind(layer), layer.weight
+    made = term() if isinstance(term, nn.Module) else term
+    if not isinstance(made, Tensor) or made.shape != weight.shape:
+        expected = f"a module that returns a tensor of shape {shape_text(weight.shape)}"
+        got = f"shape {shape_text(made.shape)}" if isinstance(made, Tensor) else repr(made)[:80]
+        remedy = "It is called without arguments, and added to the weight."
+        raise refusal(f"expand(kind=...) of {layer}", expected, got, remedy)
+    return lambda _: [term]

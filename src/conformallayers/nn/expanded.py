@@ -105,7 +105,8 @@ class Branches(nn.Module):
 class Expanded(nn.Module):
     """The part that expanded layers share: a weight that is the sum of a kernel and of terms.
 
-    ``kernel`` has the shape of the weight. Each module of ``terms`` returns a tensor to add to it.
+    ``kernel`` has the shape of the weight. The modules of ``terms`` return tensors to add to it: a user's own in
+    the shape of the weight, :class:`Chain` and :class:`Branches` by groups.
     """
 
     kernel: nn.Parameter
@@ -131,7 +132,8 @@ class Expanded(nn.Module):
         with torch.autocast(self.kernel.device.type, enabled=False):
             total: Tensor = self.kernel
             for term in self.terms:
-                total = total + self._from_groups(term())
+                own = isinstance(term, (Chain, Branches))
+                total = total + (self._from_groups(term()) if own else term())
         return total
 
     def reset_parameters(self) -> None:

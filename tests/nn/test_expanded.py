@@ -1,0 +1,153 @@
+"""Expanded layers against plain ones: the same outputs, gradients of every part, one weight in evaluation."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conformallayers.nn.expanded import (
+    KINDS,
+    Branches,
+    Chain,
+    Expanded,
+    collapsed,
+    expanded,
+    terms_of,
+)
+
+_CONVOLUTIONS = (
+    (nn.Conv1d, nn.ConvTranspose1d),
+    (nn.Conv2d, nn.ConvTranspose2d),
+    (nn.Conv3d, nn.ConvTranspose3d),
+)
+
+
+def _expanded(layer: nn.Module, kind: str = "chain+branches", width: float = 2.0) -> Expanded:
+    return expanded(layer, terms_of(kind, width, layer.weight))
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    axes, transposed = draw(st.integers(1, 3)), draw(st.booleans())
+    groups = draw(st.sampled_from([1, 2, 4]))
+    kernel = tuple(draw(st.integers(1, 5 if axes < 3 else 3)) for _ in range(axes))
+    inputs, outputs = (groups * draw(st.integers(1, 3)) for _ in range(2))
+    options = {
+        "stride": draw(st.integers(1, 2)),
+        "dilation": draw(st.integers(1, 2)),
+        "padding": draw(st.integers(0, 2)),
+        "bias": draw(st.booleans()),
+        "groups": groups,
+        "dtype": torch.float64,
+    }
+    if not transposed:
+        options["padding_mode"] = draw(st.sampled_from(["zeros", "circular", "replicate"]))
+    layer = _CONVOLUTIONS[axes - 1][transposed](inputs, outputs, kernel, **options)
+    return layer, torch.randn(2, inputs, *[10] * axes, dtype=torch.float64)
+
+
+@given(layers(), st.sampled_from(KINDS), st.sampled_from([1.0, 2.0, 2.5]))
+@settings(deadline=None, max_examples=60)
+def test_outputs_are_those_of_the_layer_and_back(
+    case: tuple[nn.Module, Tensor], kind: str, width: float
+) -> None:
+    layer, x = case
+    bigger = _expanded(layer, kind, width)
+    torch.testing.assert_close(bigger(x), layer(x), rtol=1e-12, atol=1e-12)
+    bigger.reset_parameters()
+    back = collapsed(bigger)
+    assert type(back) is type(layer)
+    assert list(back.state_dict()) == list(layer.state_dict())
+    assert str(back) == str(layer)
+    torch.testing.assert_close(back(x), bigger(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7, (1, 4)])
+def test_a_chain_is_its_convolutions_in_a_row(kernel: int | tuple[int, int]) -> None:
+    layer = nn.Conv2d(4, 6, kernel, groups=2, dtype=torch.float64)
+    chain = Chain((2, 3, 2, *layer.kernel_size), 2.0, dtype=torch.float64)
+    x = torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    expected = x
+    for weight in chain.kernels:
+        expected = F.conv2d(expected, weight, groups=2)
+    torch.testing.assert_close(F.conv2d(x, chain().flatten(0, 1), groups=2), expected)
+
+
+def test_branches_are_a_pointwise_layer_and_the_identity() -> None:
+    branches = Branches((2, 3, 3, 3, 3), dtype=torch.float64)
+    x = torch.randn(2, 6, 8, 8, dtype=torch.float64)
+    pointwise = (branches.scale * branches.pointwise).flatten(0, 1)[:, :, None, None]
+    expected = F.conv2d(x, pointwise, groups=2) + branches.identity.view(1, 6, 1, 1) * x
+    weight = branches().flatten(0, 1)
+    torch.testing.assert_close(F.conv2d(x, weight, padding=1, groups=2), expected)
+
+
+def test_a_linear_layer_expands() -> None:
+    layer, x = nn.Linear(5, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    bigger = _expanded(layer)
+    torch.testing.assert_close(bigger(x), layer(x))
+    assert isinstance(bigger, nn.Linear)
+    assert bigger.counted_weights > layer.weight.numel()
+
+
+def test_every_part_has_its_gradient() -> None:
+    bigger = _expanded(nn.Conv1d(2, 2, 3, dtype=torch.float64))
+    x = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in bigger.named_parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(bigger, dict(zip(names, values, strict=True)), (x,))
+
+    values = [value.detach().requires_grad_() for value in bigger.parameters()]
+    assert torch.autograd.gradcheck(run, (x, *values))
+
+
+def test_evaluation_composes_once_and_sees_every_write() -> None:
+    bigger, x = _expanded(nn.Conv2d(2, 3, 3)).eval(), torch.rand(1, 2, 4, 4)
+    with torch.no_grad():
+        weight = bigger.weight
+        assert bigger.weight is weight
+        bigger.terms[0].kernels[0].data.mul_(2)  # type: ignore[union-attr, operator, index]
+        assert not torch.equal(bigger.weight, weight)
+        torch.testing.assert_close(bigger(x), collapsed(copy.deepcopy(bigger))(x))
+    assert bigger.weight.requires_grad
+
+
+def test_copies_and_pickles_are_equal_and_on_their_own() -> None:
+    bigger, x = _expanded(nn.Conv2d(2, 3, 3)).eval(), torch.rand(1, 2, 4, 4)
+    with torch.no_grad():
+        y = bigger(x)
+        for other in (copy.deepcopy(bigger), pickle.loads(pickle.dumps(bigger))):
+            assert torch.equal(other(x), y)
+            other.kernel.zero_()
+            assert not torch.equal(other(x), y)
+        assert torch.equal(bigger(x), y)
+
+
+def test_autocast_composes_in_full_precision() -> None:
+    bigger, x = _expanded(nn.Conv2d(8, 8, 5)), torch.rand(2, 8, 9, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bigger.weight.dtype == torch.float32
+        half = bigger(x)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), bigger(x), rtol=2e-2, atol=2e-2)
+
+
+def test_compiles_in_training() -> None:
+    bigger, x = _expanded(nn.Conv2d(2, 4, 5)), torch.rand(2, 2, 8, 8)
+    compiled = torch.compile(bigger, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), bigger(x))
+
+
+def test_the_description_has_one_line() -> None:
+    text = str(_expanded(nn.Conv2d(3, 8, 5, stride=2)))
+    assert (
+        text == "ExpandedConv2d(3, 8, kernel_size=(5, 5), stride=(2, 2), 2216 weights in training)"
+    )

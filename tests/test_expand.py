@@ -1,0 +1,146 @@
+"""expand and collapse on whole models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import conformallayers as cl
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.deep = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 5, padding=2, groups=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.deep(torch.relu(self.norm(self.a(x)) + self.b(self.b(x))))
+
+
+def _network() -> nn.Module:
+    layers = nn.Conv2d(3, 8, 5, 2), nn.BatchNorm2d(8), nn.ReLU(), Block(), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10))
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.running_mean, -1, 1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    return model.eval()
+
+
+def _train(model: nn.Module, steps: int = 3) -> None:
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    model.train()
+    for _ in range(steps):
+        optimiser.zero_grad()
+        model(torch.rand(4, 3, 16, 16)).square().mean().backward()
+        optimiser.step()
+    model.eval()
+
+
+@pytest.mark.parametrize("kind", ["chain", "branches", "chain+branches"])
+def test_trained_collapsed_and_folded_models_agree(kind: str) -> None:
+    model, x = _network(), torch.rand(4, 3, 16, 16)
+    before = copy.deepcopy(model.state_dict())
+    bigger = cl.expand(model, kind=kind)
+    torch.testing.assert_close(bigger(x), model(x), rtol=1e-5, atol=1e-5)
+    _train(bigger)
+    assert not torch.allclose(bigger(x), model(x), atol=1e-2)
+    plain = cl.collapse(bigger)
+    assert list(plain.state_dict()) == list(model.state_dict())
+    assert str(plain) == str(model)
+    torch.testing.assert_close(plain(x), bigger(x), rtol=1e-5, atol=1e-5)
+    folds = [cl.fold(m, (3, 16, 16)) for m in (bigger, plain, model)]
+    operations = [[(type(op), op.inputs) for op in fold.recipe.operations] for fold in folds]
+    assert operations[0] == operations[1] == operations[2]
+    assert torch.equal(folds[0](x), folds[1](x))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_the_table_lists_every_layer_with_a_weight() -> None:
+    model = _network()
+    model[3].a.weight.requires_grad_(False)
+    nn.utils.parametrizations.weight_norm(model[3].b)
+    text = str(cl.expand(model).expansion)
+    assert "3.a" in text
+    assert "its weight is frozen" in text
+    assert "6       Linear" in text
+    assert "not chosen" in text
+
+
+def test_shared_layers_and_tied_weights_stay_so() -> None:
+    first, second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    second.weight = first.weight
+    model = nn.Sequential(first, nn.ReLU(), first, second)
+    bigger = cl.expand(model)
+    assert bigger[0] is bigger[2]
+    assert bigger[0].kernel is bigger[3].kernel
+    plain = cl.collapse(bigger)
+    assert plain[0] is plain[2]
+    assert plain[0].weight is plain[3].weight
+
+
+def test_names_and_functions_choose_layers() -> None:
+    model, types = _network(), lambda m: [type(layer).__name__ for layer in m.modules()]
+    assert types(cl.expand(model, only=["6"])).count("ExpandedLinear") == 1
+    chosen = cl.expand(model, only=lambda name, layer: layer.weight.shape[-1] == 5)
+    assert types(chosen).count("ExpandedConv2d") == 2
+
+
+def test_own_terms() -> None:
+    class Sharpen(nn.Module):
+        def __init__(self, layer: nn.Conv2d) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.zeros(layer.out_channels))
+
+        def forward(self) -> Tensor:
+            pattern = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]])
+            return (self.gain.view(-1, 1, 1, 1) * pattern).expand(-1, 3, -1, -1)
+
+    bigger = cl.expand(nn.Conv2d(3, 8, 3), kind=Sharpen)
+    bigger.terms[0].gain.data.fill_(1)
+    pattern = cl.collapse(bigger).weight - bigger.kernel
+    assert pattern[0, 0, 1, 1].item() == pytest.approx(4)
+    with pytest.raises(cl.ConformalError, match=r"a tensor of shape \(8, 3, 3, 3\)"):
+        cl.expand(nn.Conv2d(3, 8, 3), kind=lambda layer: Sharpen(nn.Conv2d(3, 4, 3)))
+
+
+def test_inside_conformal_layers() -> None:
+    layers = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro(), cl.Conv2d(4, 4, 3), cl.ReSPro())
+    model = nn.Sequential(layers, nn.Flatten(), nn.Linear(4 * 16, 5))
+    bigger, x = cl.expand(model), torch.rand(3, 3, 8, 8)
+    torch.testing.assert_close(bigger.train()(x), model.train()(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bigger.eval()(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+    assert type(cl.collapse(bigger)[0][0]) is cl.Conv2d
+
+
+def test_averaged_models_and_state_dicts() -> None:
+    bigger, x = cl.expand(_network()), torch.rand(2, 3, 16, 16)
+    other = cl.expand(_network())
+    other.load_state_dict(bigger.state_dict())
+    assert torch.equal(other(x), bigger(x))
+    average = AveragedModel(bigger)
+    _train(bigger, 1)
+    average.update_parameters(bigger)
+    assert average.eval()(x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"kind": "chains"}, 'Did you mean "chain"'),
+        ({"width": 0.5}, "a number from 1 to 16"),
+        ({"only": ["0.conv"]}, "names of convolutions"),
+    ],
+)
+def test_refusals(options: dict[str, object], expected: str) -> None:
+    with pytest.raises(cl.ConformalError, match=expected):
+        cl.expand(_network(), **options)
+
+
+def test_an_expanded_model_is_not_expanded_again() -> None:
+    with pytest.raises(cl.ConformalError, match="collapse"):
+        cl.expand(cl.expand(_network()))
