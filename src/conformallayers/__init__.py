@@ -30,7 +30,7 @@ _NAMES = {
     "container": ("ConformalLayers", "layer_by_layer"),
     "nn.registry": ("register_linear", "register_homogeneous"),
     "conversion": ("convert",),
-    "expand": ("Expansion", "expand", "collapse"),
+    "expansion": ("Expansion", "expand", "collapse"),
     "folding.fold": ("fold",),
     "graph.trace": ("trace",),
     "folding.folded": ("Folded", "Quantization"),
@@ -60,9 +60,9 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .diagnosis.diagnose import diagnose as diagnose
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
-    from .expand import Expansion as Expansion
-    from .expand import collapse as collapse
-    from .expand import expand as expand
+    from .expansion import Expansion as Expansion
+    from .expansion import collapse as collapse
+    from .expansion import expand as expand
     from .folding.fold import fold as fold
     from .folding.folded import Folded as Folded
     from .folding.folded import Quantization as Quantization

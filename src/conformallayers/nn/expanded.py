@@ -59,18 +59,14 @@ class Chain(nn.Module):
     def forward(self) -> Tensor:
         """Compose the kernels."""
         first, *others = self.kernels
-        groups, inputs, sizes = self.groups, first.shape[1], first.shape[2:]
         # A kernel is convolved as an image, with its input channels as the batch. torch correlates, hence the flip.
-        whole = first.movedim(1, 0)
+        whole: Tensor = first.movedim(1, 0)
         for kernel in others:
             reach = [size - 1 for size in kernel.shape[2:]]
-            convolve, axes = _CONVOLVE[len(sizes) - 1], list(range(2, kernel.dim()))
-            whole = convolve(whole, kernel.flip(axes), padding=reach, groups=groups)
-        return (
-            whole.movedim(0, 1)
-            .unflatten(0, (groups, -1))
-            .view(groups, -1, inputs, *whole.shape[2:])
-        )
+            convolve, axes = _CONVOLVE[kernel.dim() - 3], list(range(2, kernel.dim()))
+            whole = convolve(whole, kernel.flip(axes), padding=reach, groups=self.groups)
+        grouped: Tensor = whole.movedim(0, 1).unflatten(0, (self.groups, -1))
+        return grouped
 
 
 class Branches(nn.Module):
@@ -149,7 +145,7 @@ class Expanded(nn.Module):
     def set_weight(self, weight: Tensor) -> None:
         """Change the kernel so that the sum is the given weight."""
         with torch.no_grad():
-            self.kernel += weight - self.compose()
+            self.kernel.add_(weight - self.compose())
 
     def plain(self) -> nn.Module:
         """Return the layer as it was before the expansion, with the composed weight."""
@@ -163,7 +159,7 @@ class Expanded(nn.Module):
 
     def _from_groups(self, term: Tensor) -> Tensor:
         """Bring (groups, outputs, inputs, *kernel) into the shape of the weight."""
-        if isinstance(self, nn.modules.conv._ConvTransposeNd):
+        if issubclass(self.plain_type, nn.modules.conv._ConvTransposeNd):
             term = term.transpose(1, 2)
         return term.reshape(self.kernel.shape)
 
@@ -183,31 +179,31 @@ class Expanded(nn.Module):
         return sum(p.numel() for p in (self.kernel, *self.terms.parameters()))
 
 
-class ExpandedConv1d(Expanded, nn.Conv1d):  # type: ignore[misc]
+class ExpandedConv1d(Expanded, nn.Conv1d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.Conv1d`."""
 
 
-class ExpandedConv2d(Expanded, nn.Conv2d):  # type: ignore[misc]
+class ExpandedConv2d(Expanded, nn.Conv2d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.Conv2d`."""
 
 
-class ExpandedConv3d(Expanded, nn.Conv3d):  # type: ignore[misc]
+class ExpandedConv3d(Expanded, nn.Conv3d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.Conv3d`."""
 
 
-class ExpandedConvTranspose1d(Expanded, nn.ConvTranspose1d):  # type: ignore[misc]
+class ExpandedConvTranspose1d(Expanded, nn.ConvTranspose1d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.ConvTranspose1d`."""
 
 
-class ExpandedConvTranspose2d(Expanded, nn.ConvTranspose2d):  # type: ignore[misc]
+class ExpandedConvTranspose2d(Expanded, nn.ConvTranspose2d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.ConvTranspose2d`."""
 
 
-class ExpandedConvTranspose3d(Expanded, nn.ConvTranspose3d):  # type: ignore[misc]
+class ExpandedConvTranspose3d(Expanded, nn.ConvTranspose3d):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.ConvTranspose3d`."""
 
 
-class ExpandedLinear(Expanded, nn.Linear):  # type: ignore[misc]
+class ExpandedLinear(Expanded, nn.Linear):  # type: ignore[misc, override]
     """An expanded :class:`torch.nn.Linear`."""
 
 

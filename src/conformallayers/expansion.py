@@ -31,7 +31,7 @@ class Expansion(Printed):
     rows: tuple[tuple[str, str, int, int, str], ...]
 
     def _blocks(self) -> Iterable[Block]:
-        total = [sum(row[i] for row in self.rows) for i in (2, 3)]
+        total = sum(row[2] for row in self.rows), sum(row[3] for row in self.rows)
         yield f"{self.kind}: {count(total[0])} weights deployed, {count(total[1])} in training"
         header = "layer", "type", "deployed", "training", "kept because"
         yield Table(header, [(p, t, count(a), count(b), why) for p, t, a, b, why in self.rows])
@@ -148,9 +148,10 @@ def _obstacle(layer: nn.Module) -> str:
         return "its class is not torch.nn's own"
     if "forward" in vars(layer) or has_hooks(layer):
         return "it has hooks"
-    if "weight" not in layer._parameters:
+    weight = layer._parameters.get("weight")
+    if weight is None:
         return "its weight is computed"
-    return "" if layer._parameters["weight"].requires_grad else "its weight is frozen"
+    return "" if weight.requires_grad else "its weight is frozen"
 
 
 def _terms(layer: Any, kind: Any, width: float) -> Callable[[tuple[int, ...]], list[nn.Module]]:
