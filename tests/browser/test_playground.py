@@ -52,7 +52,7 @@ def folds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         head = torch.nn.Linear(4 * math.prod(sides), 3)
         model = torch.nn.Sequential(features, torch.nn.Flatten(), head)
         made.append(folder / f"{name}.safetensors")
-        about = {"network": HOSTILE, "dataset": name, "white": 2.0}
+        about = {"dataset": name, "white": 2.0}
         folded = cl.fold(model, shape, strategy="conv")
         cl.save(folded, made[-1], labels=[HOSTILE, "b", "c"], about=about)
     return made

@@ -135,19 +135,15 @@ def batch_figure(rows: Sequence[Row]) -> Figure:
     """Plot time and memory against batch size, one line per path."""
     measured = grouped((row for row in rows if "failed" not in row), "path")
     with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
-        times = {
-            path: [(row["batch"], row["milliseconds"]["median"]) for row in found]
-            for path, found in measured.items()
-        }
-        memory = {
-            path: [(row["batch"], max(row["peak_bytes"], 0) / 2**20) for row in found]
-            for path, found in measured.items()
-        }
-        figures.draw_lines(left, times)
-        figures.draw_lines(right, memory)
-        left.set(ylabel="milliseconds per batch")
-        right.set(ylabel="memory beyond the network, MiB")
-        for axes in (left, right):
-            axes.set(xlabel="images per batch", xscale="log", yscale="log")
+        for axes, label, value in (
+            (left, "milliseconds per batch", lambda row: row["milliseconds"]["median"]),
+            (right, "memory beyond the network, MiB", lambda row: row["peak_bytes"] / 2**20),
+        ):
+            lines = {
+                path: [(row["batch"], value(row)) for row in found]
+                for path, found in measured.items()
+            }
+            figures.draw_lines(axes, lines)
+            axes.set(xlabel="images per batch", ylabel=label, xscale="log", yscale="log")
         figures.legend_below(figure, left)
     return figure

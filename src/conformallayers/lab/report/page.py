@@ -19,7 +19,6 @@ from ..training.run_folder import CONFIG, METRICS, RESULT
 from ..training.train import CONFUSION, MISTAKES, TRAINING
 
 Block = str | Table | Path  # a paragraph, a table, or a picture
-_LONG = 20  # lines of a table that is collapsed
 _STYLE = Path(__file__).with_name("style.css")
 _SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 
@@ -51,10 +50,7 @@ def _block(block: Block) -> str:
             return ""
         data = base64.b64encode(block.read_bytes()).decode("ascii")
         return f'<img src="data:image/png;base64,{data}" alt="{escape(block.stem)}">'
-    table = f'<div class="scroll">{html([block])}</div>'
-    if len(block.rows) <= _LONG:
-        return table
-    return f"<details><summary>{len(block.rows)} rows</summary>{table}</details>"
+    return f'<div class="scroll">{html([block])}</div>'
 
 
 def _source(record: Row) -> str:
