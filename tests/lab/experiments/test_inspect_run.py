@@ -37,7 +37,7 @@ def test_command_writes_tables_and_figures(
     files = {f"{name}.png" for name in FIGURES}
     assert {path.name for path in out.iterdir()} == files | {"inspect.txt"}
     text = (out / "inspect.txt").read_text("utf-8")
-    assert "features.1, features.4" in text
+    assert "2.features.1, 2.features.4" in text
     assert text in capsys.readouterr().out
 
 

@@ -135,10 +135,11 @@ def batch_figure(rows: Sequence[Row]) -> Figure:
     """Plot time and memory against batch size, one line per path."""
     measured = grouped((row for row in rows if "failed" not in row), "path")
     with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
-        for axes, label, value in (
+        panels: list[tuple[Any, str, Callable[[Row], float]]] = [
             (left, "milliseconds per batch", lambda row: row["milliseconds"]["median"]),
             (right, "memory beyond the network, MiB", lambda row: row["peak_bytes"] / 2**20),
-        ):
+        ]
+        for axes, label, value in panels:
             lines = {
                 path: [(row["batch"], value(row)) for row in found]
                 for path, found in measured.items()
