@@ -66,6 +66,7 @@ class _Tracer(fx.Tracer):
         if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
             return False
         own = isinstance(m, (ConformalSequential, Composite, RadialActivation, Centre))
+        own = own or hasattr(m, "recipe")  # folded already
         return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
