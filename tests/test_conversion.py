@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,49 @@ def test_disjoint_branches_nest() -> None:
 def test_branches_that_share_values_are_a_graph() -> None:
     features = cl.convert(Dense(), (3, 6, 6)).features
     assert [type(module).__name__ for module in features] == ["Traced", "AdaptiveMaxPool2d"]
+
+
+class RandomGraph(nn.Module):
+    """A random acyclic graph: every step reads one or two earlier values, so that branches share some."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        drawn = random.Random(seed)
+        self.stem, self.steps = nn.Conv2d(3, 4, 3, padding=1), list[tuple[str, int, int]]()
+        for number in range(1, 9):
+            kind = drawn.choice(("layer", "layer", "sum", "join"))
+            self.steps.append((kind, drawn.randrange(number), drawn.randrange(number)))
+            channels = 8 if kind == "join" else 4
+            norm = drawn.choice((nn.Identity, nn.BatchNorm2d))(4)
+            rectifier = drawn.choice((nn.ReLU(), nn.LeakyReLU(0.2), nn.PReLU()))
+            self.add_module(
+                f"step{number}",
+                nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), norm, rectifier),
+            )
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [self.stem(x)]
+        for number, (kind, first, second) in enumerate(self.steps, 1):
+            one, other = values[first], values[second]
+            layer = self.get_submodule(f"step{number}")
+            if kind == "sum":
+                values.append(one + other)
+            else:
+                values.append(layer(torch.cat([one, other], 1) if kind == "join" else one))
+        return self.head(torch.flatten(self.pool(values[-1] + values[-2]), 1))
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(6)
+def test_random_graphs_whose_branches_share_values(seed: int) -> None:
+    model = randomise(RandomGraph(seed), seed)
+    twin, x = twin_of(model, SHAPE, keep="all")
+    with torch.no_grad():
+        expected = model.eval()(embedded(twin, x))
+        assert relative_error(twin(x), expected) <= 1e-12
+        with cl.layer_by_layer():
+            assert relative_error(twin(x), expected) <= 1e-12
 
 
 def test_a_value_twice() -> None:

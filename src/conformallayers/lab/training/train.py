@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
-from ...errors import ignored_warnings, refusal
+from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
@@ -247,9 +247,15 @@ class _Run:
         images = self.batches.images[:_DIAGNOSED].to(self.config.device)
         x = as_input(images, shape=self.config.input_shape)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
-        if conformal and bool(x.any()):
-            for warning in diagnose(self.model, x).warnings:
-                yield f"warning: {warning.line}"
+        if not conformal or not bool(x.any()):
+            return
+        try:
+            found = diagnose(self.model, x).warnings
+        except ConformalError as error:  # torch.fx cannot trace every network that trains
+            yield f"warning: not diagnosed: {first_line(error)}"
+            return
+        for warning in found:
+            yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
         """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
