@@ -137,7 +137,7 @@ class ConformalSequential(nn.Sequential):
         return self._run_layers(input)
 
     def _run_layers(self, input: Tensor) -> Tensor:
-        """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
+        """Run the layers one by one, on points."""
         offset = self.offset
         offset = 0.0 if offset is None else offset
         return run_layers(flatten_modules(self), input, self.training, offset, self._unit == "rms")

@@ -251,7 +251,7 @@ class _Run:
             return
         try:
             found = diagnose(self.model, x).warnings
-        except ConformalError as error:  # torch.fx cannot trace every network that trains
+        except ConformalError as error:  # a check that fails is no reason to stop
             yield f"warning: not diagnosed: {first_line(error)}"
             return
         for warning in found:
