@@ -53,16 +53,6 @@ class Quantization(Printed):
         yield f"relative errors of the outputs of the {self.images} images that set the scales"
 
 
-def _read_quantization(about: Mapping[str, Any] | None) -> Quantization | None:
-    """Return the report in the notes of a file; None if there is none or it is malformed."""
-    stored = (about or {}).get("quantization")
-    names = {item.name for item in fields(Quantization)}
-    if not isinstance(stored, Mapping) or set(stored) != names:
-        return None
-    numbers = all(isinstance(value, (int, float)) for value in stored.values())
-    return Quantization(**stored) if numbers else None
-
-
 _ANY_SIZE = (
     *(
         layer.Conv,
@@ -252,7 +242,12 @@ class Folded(RecipeModule):
     @property
     def quantization(self) -> Quantization | None:
         """What :func:`conformallayers.quantize` has measured; None for a fold in floats."""
-        return _read_quantization(self.about)
+        stored = (self.about or {}).get("quantization")
+        names = {item.name for item in fields(Quantization)}
+        if not isinstance(stored, Mapping) or set(stored) != names:
+            return None
+        numbers = all(isinstance(value, (int, float)) for value in stored.values())
+        return Quantization(**stored) if numbers else None
 
     def explain(self, details: bool = False) -> Explanation:
         """Return the choice for every stage and region with its costs and reason; prints as tables.

@@ -12,7 +12,7 @@ With an error E of Q, ``|xᵀEx| ≤ ε·(‖x‖ + xᵀQx)`` holds for every x 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -84,25 +84,32 @@ def forms_of(stage: RadialStage, epsilon: float = 0.0) -> Forms:
 
 def forms_by_column(stage: RadialStage) -> Tensor:
     """Return the forms, (groups, d_in, d_in), from their gradients at impulses."""
-    d_in, groups = math.prod(stage.input_shape), len(stage.groups)
+    size, groups = math.prod(stage.input_shape), len(stage.groups)
+
+    def energies(z: Tensor) -> list[Tensor]:
+        found = [z.new_zeros(())] * groups
+        for segment in stage.segments:
+            z = segment.apply(z)
+            found[segment.group] = found[segment.group] + segment.weight * z.square().sum()
+        return found
+
     chunk = _chunk(stage.input_shape, stage.operators)
-    forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=stage.device)
     batches = impulses(stage.input_shape, chunk, stage.device)
-    start = 0
-    for batch in progress(batches, -(-d_in // chunk), "folding Q"):
+    return _from_gradients(energies, progress(batches, -(-size // chunk), "folding Q"))
+
+
+def _from_gradients(
+    energies: Callable[[Tensor], Sequence[Tensor]], batches: Iterable[Tensor]
+) -> Tensor:
+    """Return the forms of energies: the gradient of xᵀQx/2 at an impulse is a column of Q."""
+    rows = []
+    for batch in batches:
         x = batch.requires_grad_()
-        energies = [x.new_zeros(())] * groups
         with torch.enable_grad():
-            z = x
-            for segment in stage.segments:
-                z = segment.apply(z)
-                n = segment.weight / 2 * z.square().sum()
-                energies[segment.group] = energies[segment.group] + n
-        stop = start + len(batch)
-        for group, value in enumerate(energies):
-            (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
-            forms[group, start:stop] = part.flatten(1)
-        start = stop
+            halves = [value.sum() / 2 for value in energies(x)]
+        slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
+        rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
+    forms = torch.cat(rows, 1)
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
     return (forms + forms.transpose(1, 2)) / 2
 
@@ -376,16 +383,8 @@ def explicit_forms(folded: RecipeModule) -> Tensor:
         _refuse_large("forms", reason)
         if not count:
             return stage.exact.anchor.new_zeros(0, size, size)
-        rows = []
-        for point in stage.impulses(copies=3):  # autograd keeps three times the values
-            x = point.requires_grad_()
-            with torch.enable_grad():
-                halves = [energies.sum() / 2 for energies in stage.run(x)[1]]
-            # The gradient of xᵀQx/2 at an impulse is a column of Q.
-            slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
-            rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
-        forms = torch.cat(rows, 1)
-        return (forms + forms.transpose(1, 2)) / 2
+        # autograd keeps three times the values
+        return _from_gradients(lambda x: stage.run(x)[1], stage.impulses(copies=3))
 
 
 @dataclass(frozen=True)

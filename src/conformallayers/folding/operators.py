@@ -166,9 +166,3 @@ def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]
         identity = torch.zeros(rows, size, dtype=torch.float64, device=device)
         identity.diagonal(start).fill_(1)
         yield identity.view(-1, *shape)
-
-
-def same_in_channels(bias: Tensor) -> bool:
-    """Tell whether a bias is one number per channel, up to the rounding of float64."""
-    first = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
-    return bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())

@@ -5,13 +5,10 @@ Where great depth could take numbers out of range, the recipe rescales values.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...nn.extra_layers import Scale
-from ...nn.registry import find_spec
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..lower import Lowering
@@ -69,13 +66,14 @@ class Layers(Strategy):
 def add_operators(
     builder: RecipeBuilder, z: str, operators: Sequence[Operator], factor: float
 ) -> str:
-    """Append operators one after the other, with the factor in the last weight."""
-    if not operators and factor != 1.0:
-        return Lowering(builder).multiply(z, factor)
-    takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
-    last = takes[-1] if takes else len(operators) - 1
-    for index, operator in enumerate(operators):
-        z = _add_scaled(builder, z, operator, factor if index == last else 1.0)
+    """Append operators, and a factor behind the last weight, into which the merge pass puts it."""
+    to, last = Lowering(builder), len(operators)
+    last = max((i for i, op in enumerate(operators, 1) if op.has_tensors), default=last)
+    for operator in operators[:last]:
+        z = to.module(z, operator.module, operator.output_shape)
+    z = z if factor == 1.0 else to.multiply(z, factor)
+    for operator in operators[last:]:
+        z = to.module(z, operator.module, operator.output_shape)
     return z
 
 
@@ -83,24 +81,8 @@ def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -
     """Append a layer without its bias, and the pending factor of z."""
     scaling = before.scaling.copy()
     # A layer without a weight leaves the factor to a later layer, which merges it for free.
-    factor = (scaling.take() or 1.0) if _has_weight(operator) else 1.0
+    factor = (scaling.take() or 1.0) if operator.has_tensors else 1.0
     norm = operator.simple_bound
-    z = _add_scaled(builder, before.z, operator, factor)
+    z = add_operators(builder, before.z, (operator,), factor)
     bound, size = before.bound * norm * factor, before.size * norm
     return replace(before, z=z, scaling=scaling, bound=bound, size=size)
-
-
-def _has_weight(operator: Operator) -> bool:
-    spec = find_spec(operator.module)
-    return spec is not None and spec.weighted
-
-
-def _add_scaled(builder: RecipeBuilder, z: str, operator: Operator, factor: float) -> str:
-    """Append ``factor·U z``."""
-    to, module = Lowering(builder), operator.module
-    if factor != 1.0 and _has_weight(operator):
-        module, name = copy.deepcopy(module), "gain" if isinstance(module, Scale) else "weight"
-        setattr(module, name, getattr(module, name) * factor)
-        factor = 1.0
-    z = to.module(z, module, operator.output_shape)
-    return z if factor == 1.0 else to.multiply(z, factor)

@@ -35,6 +35,7 @@ class Dense(Strategy):
     """Multiply by M and, for each form, by a factor of Q; the form is the sum of the squares."""
 
     name = "dense"
+    exact_cost = True
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse forms that cannot be written out."""
