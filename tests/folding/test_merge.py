@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -158,23 +159,27 @@ def test_random_graphs_keep_their_numbers_and_cost_no_more(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
+@example(13575)
 def test_other_sizes_give_the_numbers_of_the_model_or_are_refused(seed: int) -> None:
     draw = PlainDraw(seed)
     model = draw.network().double()
     folded = cl.fold(model, draw.shape)
     shape = (draw.shape[0], *(n + 3 for n in draw.shape[1:]))
     x = torch.randn(2, *shape, dtype=torch.float64)
-    takes = "other spatial sizes" in str(folded.explain())
+    takes, expected = "other spatial sizes" in str(folded.explain()), None
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # a linear layer of another size
+        expected = model(x)
+    message, found = "", x
     try:
-        with torch.no_grad():
-            expected = model(x)
-    except RuntimeError:  # a linear layer of another size
-        takes, expected = False, x
-    if takes:
-        assert relative_error(folded(x), expected) < 1e-10
-    else:
-        with pytest.raises(cl.ConformalError, match="Fold again for this shape"):
-            folded(x)
+        found = folded(x)
+    except cl.ConformalError as error:
+        message = str(error)
+    if message:
+        assert "Fold again for this shape" in message
+        assert expected is None or not takes
+    else:  # strides may give maps of the same size
+        assert expected is not None
+        assert relative_error(found, expected) < 1e-10
 
 
 def conv(before: int, after: int, kernel: int = 1, **options: int) -> nn.Conv2d:
