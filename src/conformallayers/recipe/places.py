@@ -156,10 +156,10 @@ def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
 
 
 def window_ends(
-    op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
 ) -> list[tuple[Table, Table]]:
     """Return for each axis the first entry of every window that is inside the map, and its end."""
-    if isinstance(op, layer.AdaptiveMaxPool):
+    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
         return [adaptive_ends(*sizes) for sizes in zip(shape[1:], op.size, strict=True)]
     ends = []
     for n, m, k, s, p, d in (op.averages if isinstance(op, layer.NormPool) else op).axes(shape):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformallayers.recipe.c.constants import Constant, form, matrix
+from conformallayers.recipe.c.constants import Constant, runs_of
 
 
 def test_constants_are_exact_and_matrices_as_short_as_can_be() -> None:
@@ -17,19 +17,17 @@ def test_constants_are_exact_and_matrices_as_short_as_can_be() -> None:
         len(line) <= 100 for line in Constant("b", "int8_t", np.arange(-99, 99)).text().split()
     )
     assert "[1]" in Constant("c", "uint16_t", np.zeros(0, int)).text()
+    assert (
+        "QUAD(1, 2, 3, 4), QUAD(5, 6, 7, 8),"
+        in Constant("d", "int8_t", np.arange(1, 9), True).text()
+    )
     full = np.random.default_rng(0).normal(size=(6, 40))
-    assert not matrix("m", full, "float").runs
+    assert runs_of(full) is None
     band = np.triu(np.tril(full, 3), -3)
-    for storage in ("float", "double"):
-        stored = matrix("m", band, storage)
-        assert stored.runs
-        assert np.allclose(stored.values, band, atol=1e-6)
-        assert np.array_equal(stored.values != 0, band != 0)
-    square = full.T @ full + np.eye(40)
-    dense = form("q", square, "float")
-    assert not dense.runs
-    assert dense.entries == 40 * 41 // 2
-    assert np.array_equal(dense.values, square.astype(np.float32))
-    narrow = np.triu(np.tril(square, 2), -2)
-    assert form("q", narrow, "float").runs
-    assert np.array_equal(form("q", narrow, "float").values, narrow.astype(np.float32))
+    stored = runs_of(band)
+    assert stored is not None
+    values, runs, places = stored
+    assert len(values) == np.count_nonzero(band)
+    assert runs.tolist() == [1] * 6
+    pairs = zip(band, places.reshape(-1, 2), strict=True)
+    assert np.array_equal(np.concatenate([row[a : a + n] for row, (a, n) in pairs]), values)

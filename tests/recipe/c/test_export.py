@@ -160,7 +160,7 @@ def test_calls_with_work_memory_of_their_own_run_at_once(tmp_path: Path) -> None
         # Nothing that two calls could share but constants and the memory of predict; a self-test is one call.
         text = made.source.read_text("ascii").split(f"#ifdef {made.name.upper()}_SELF_TEST")[0]
         statics = re.findall(r"^\s*static (?!const)(.*)[;=]", text, re.M)
-        assert [line.split("[")[0] for line in statics] == ["float work"]
+        assert [line.split("[")[0] for line in statics] == ["float memory"]
 
 
 @needs_compiler
@@ -246,11 +246,9 @@ def test_the_measured_errors_are_in_the_header(strategy: str, tmp_path: Path) ->
     x = torch.randn(100, *SHAPE, generator=torch.Generator().manual_seed(2))
     made = export(fold, tmp_path, samples=x.numpy())
     assert made.output_error < 1e-6
-    assert made.denominator_error == 0
     header = made.header.read_text("ascii")
     assert f"{made.output_error:.2g}" in header
-    assert f"{made.denominator_error:.2g}" in header
-    assert "same largest output in" in header
+    assert "same largest output in" in " ".join(header.replace("\n *", "").split())
     assert str(made).splitlines()[-1] == made.measured
     (run,) = compiled(tmp_path, [made])
     check(run(hard(SHAPE)), fold, hard(SHAPE), 1e-5)

@@ -13,10 +13,11 @@ from conformallayers.recipe.c.text import functions
 from programs import export
 
 
-def test_loops_over_features_have_no_floats() -> None:
-    text = functions("convolve_whole() pool_whole() requantize()")
-    for name in ("dots", "times_whole", "patch", "convolve_whole", "pool_whole", "requantize"):
-        assert f" {name}(" in text
+def test_products_have_no_floats() -> None:
+    names = "widen", "blank", "dots", "feature", "feature_of_parts", "feature_of_large", "root"
+    text = functions(" ".join(f"{name}()" for name in names))
+    for name in names:
+        assert f"{name}(" in text
     assert not re.search(r"\b(float|double)\b", text)
 
 

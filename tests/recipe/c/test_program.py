@@ -8,6 +8,7 @@ import torch
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.c.export import write
+from conformallayers.recipe.c.program import SLACK
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
@@ -20,15 +21,17 @@ def weight(builder: RecipeBuilder, name: str, *shape: int) -> str:
     return builder.constant(name, torch.ones(shape, dtype=torch.float64))
 
 
-def test_values_share_memory() -> None:
+def test_values_share_memory_and_functions_of_one_number_join_the_product() -> None:
     builder = RecipeBuilder((8,))
     value = INPUT
     for _ in range(4):
         value = builder.add(layer.Matmul, value, weight=weight(builder, "w", 8, 8))
         value = builder.add(layer.Elementwise, value, function="relu")
     lines, work = written(builder.recipe(value))
-    assert work == 16  # two buffers take turns; the last value is the output
-    assert lines[-1] == "relu_f(out, out, 8);"
+    assert work == 16 + SLACK  # two buffers take turns; the last value is the output
+    assert len(lines) == 4
+    assert lines[-1].startswith("conv(work")
+    assert lines[-1].endswith("out);")
 
 
 def test_values_that_are_needed_later_are_not_overwritten() -> None:
@@ -38,10 +41,9 @@ def test_values_that_are_needed_later_are_not_overwritten() -> None:
     second = builder.add(layer.Slice, x, axis=0, start=1, stop=2)
     second = builder.add(layer.Elementwise, second, function="relu")
     lines, _ = written(builder.recipe(builder.add(layer.Add, first, second)))
-    relu = next(re.fullmatch(r"relu_f\((.*), (.*), 4\);", line) for line in lines if "relu" in line)
-    assert relu is not None
-    assert relu[1] == "work + 4"
-    assert relu[2] not in ("work", "work + 4")
+    places = [line for line in lines if line.startswith(("const float v", "work[", "out["))]
+    assert places[0] == "const float v = work[4 + i];"
+    assert places[1] == "work[8 + i] = v < 0 ? 0 : v;"
 
 
 def test_reshapes_and_slices_of_leading_axes_are_free() -> None:
@@ -49,16 +51,41 @@ def test_reshapes_and_slices_of_leading_axes_are_free() -> None:
     half = builder.add(layer.Slice, INPUT, axis=0, start=2, stop=4)
     flat = builder.add(layer.Reshape, half, shape=(6,))
     y = builder.add(layer.Matmul, flat, weight=weight(builder, "w", 2, 6))
-    lines, work = written(builder.recipe(y))
-    assert lines == ["(void)work;", "times_f(k_w, image + 6, out, 2, 6, 1);"]
-    assert work == 0
+    lines, _ = written(builder.recipe(y))
+    assert lines == [f"conv(image + 6, k_w, k_{y}_bias, out);"]
+
+
+def test_maps_are_concatenated_where_they_are_written() -> None:
+    builder = RecipeBuilder((4, 6, 6))
+    window = {"stride": (2, 2), "padding": (0, 0)}
+    z = builder.add(layer.Elementwise, INPUT, function="relu")
+    parts = [
+        builder.add(
+            layer.AvgPool,
+            builder.add(layer.Slice, z, axis=0, start=0, stop=1),
+            kernel=(2, 2),
+            **window,
+        ),
+        builder.add(
+            layer.MaxPool,
+            builder.add(layer.Slice, z, axis=0, start=1, stop=4),
+            kernel=(2, 2),
+            dilation=(1, 1),
+            **window,
+        ),
+    ]
+    y = builder.add(layer.Concatenate, *parts, axis=0)
+    lines, _ = written(builder.recipe(builder.add(layer.Reshape, y, shape=(36,))))
+    pools = [re.search(r"pool\w*\(\w+(?: \+ \d+)?, work(?: \+ (\d+))?,", line) for line in lines]
+    first, second = (int(found[1] or 0) for found in pools if found)
+    assert second == first + 1
 
 
 def test_results_that_are_no_value_of_their_own_are_copied() -> None:
     builder = RecipeBuilder((4, 3))
     y = builder.add(layer.Slice, INPUT, axis=0, start=2, stop=4)
     lines, _ = written(builder.recipe(y))
-    assert lines[-1] == "copy_f(image + 6, 0, out, 0, 1, 6);"
+    assert re.fullmatch(r"gather_f\(image \+ 6, out, \w+, 2, 0x0p\+0f\);", lines[-1])
 
 
 def test_names_are_identifiers_of_their_own() -> None:
@@ -68,6 +95,6 @@ def test_names_are_identifiers_of_their_own() -> None:
     for name in names:
         y = builder.add(layer.Matmul, y, weight=weight(builder, name, 3, 3))
     program = write(builder.recipe(y), "k")
-    found = [constant.name for constant in program.constants]
+    found = [constant.name for constant in program.constants if "bias" not in constant.name]
     assert len(set(found)) == len(found) == len(names)
     assert all(re.fullmatch("k_[a-z_0-9]+", name) for name in found)

@@ -1,8 +1,4 @@
-"""The constants of a C program: numbers, sparse matrices, symmetric forms.
-
-A matrix is stored row by row or, where that is shorter, as runs: the nonzero stretches of each row. Of a
-symmetric form the diagonal and the rows right of it are stored.
-"""
+"""The constants of a C program: arrays, and matrices of which only nonzero stretches are stored."""
 
 from __future__ import annotations
 
@@ -20,19 +16,33 @@ ITEM_BYTES = {
     "uint16_t": 2,
     "int32_t": 4,
 }
-SUFFIX = {"float": "f", "double": "d"}  # of functions in C
-LARGEST_PLACE = 2**16 - 1  # of the columns that a run can start at or end before
-_RUN_BYTES = 4  # start and length
+_LARGEST_PLACE = 2**16 - 1  # of the columns that a run can start at or end before
+_ITEM, _RUN_BYTES = 4, 4  # of a float; of start and length
 _WIDTH = 94  # of lines without their margin
+
+QUAD = """/* Four weights: sxtb16 widens the first and the third byte of a word, then the others. */
+#ifdef __ARM_FEATURE_DSP
+#define QUAD(a, b, c, d) a, c, b, d
+#else
+#define QUAD(a, b, c, d) a, b, c, d
+#endif
+
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """One array of a program: its name, its type in C, and its numbers, flat."""
+    """One array of a program.
+
+    Args:
+        name, ctype, values: its name, its type in C, and its numbers, flat.
+        quads: whether it is written in groups of four, which the macro QUAD orders for the processor.
+    """
 
     name: str
     ctype: str
     values: Array
+    quads: bool = False
 
     @property
     def bytes(self) -> int:
@@ -44,6 +54,9 @@ class Constant:
         items = self.values.tolist() or [0]  # C has no empty arrays
         exact = self.ctype in ("float", "double")
         words = [f"{number(item, self.ctype) if exact else item}," for item in items]
+        if self.quads:
+            fours = [words[i : i + 4] for i in range(0, len(words), 4)]
+            words = [f"QUAD({' '.join(four)[:-1]})," for four in fours]
         count = _WIDTH // (max(map(len, words)) + 1)  # in a line
         lines = [" ".join(words[i : i + count]) for i in range(0, len(words), count)]
         body = "\n".join(f"    {line}" for line in lines)
@@ -62,101 +75,28 @@ def number(value: float, ctype: str = "double") -> str:
     return f"{digits}p{power}" + ("f" if ctype == "float" else "")
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A matrix, a kernel or a symmetric form as a program has it.
-
-    Args:
-        storage: the type of its numbers, "float" or "double".
-        runs: whether only nonzero stretches are stored.
-        values: the rounded numbers that the program computes with, in the shape of the constant.
-        constants: its arrays.
-        entries: the number of stored numbers.
-    """
-
-    storage: str
-    runs: bool
-    values: Array
-    constants: tuple[Constant, ...]
-    entries: int
-
-    @property
-    def arguments(self) -> str:
-        """The arrays, as a function takes them."""
-        return ", ".join(constant.name for constant in self.constants)
-
-    @property
-    def suffix(self) -> str:
-        """The end of the name of functions that take them."""
-        return ("_runs_" if self.runs else "_") + SUFFIX[self.storage]
-
-
 def as_type(values: Array, ctype: str) -> Array:
     """Return values in the dtype of a type in C."""
     return values.astype({"float": np.float32, "double": np.float64}.get(ctype, np.int64))
 
 
-def kernel(name: str, values: Array, storage: str) -> Stored:
-    """Return a kernel (channels, …) with all of its entries."""
-    rounded, constants = _rounded(name, values, storage, None)
-    return Stored(storage, False, rounded, constants, values.size)
+Run = tuple[
+    Array, Array, Array
+]  # nonzero stretches of all rows; their number by row; start and length of each
 
 
-def matrix(name: str, values: Array, storage: str) -> Stored:
-    """Store a matrix (rows, columns) whole or as runs, whichever is shorter."""
-    kept, index = _chosen(name, values != 0, np.ones(values.shape, bool), storage)
-    rounded, constants = _rounded(name, values, storage, kept)
-    return Stored(storage, bool(index), rounded, (*constants, *index), int(kept.sum()))
+def runs_of(matrix: Array) -> Run | None:
+    """Return the nonzero stretches of the rows of a matrix, or None if they take more memory."""
+    kept, counts, pairs = _runs(matrix != 0)
+    taken = _ITEM * int(kept.sum()) + _RUN_BYTES * len(pairs) + 2 * len(matrix)
+    if taken >= _ITEM * matrix.size or matrix.shape[1] > _LARGEST_PLACE:
+        return None
+    return matrix[kept], counts, pairs.reshape(-1)
 
 
-def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Stored:
-    """Store a symmetric matrix whole or as runs, whichever is shorter; its diagonal is never int8.
-
-    Args:
-        name: of its arrays.
-        values: (n, n), symmetric.
-        storage: of the entries right of the diagonal.
-        mask: (n, n), the entries to keep; None: those that are not zero.
-    """
-    n = len(values)
-    ctype = "double" if storage == "double" else "float"
-    diagonal = Constant(f"{name}_diagonal", ctype, as_type(values.diagonal(), ctype))
-    right = np.triu(np.ones((n, n), bool), 1)
-    kept, index = _chosen(name, right & (values != 0 if mask is None else mask), right, storage)
-    upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
-    symmetric = upper + upper.T
-    np.fill_diagonal(symmetric, diagonal.values)
-    constants = (diagonal, *constants, *index)
-    return Stored(storage, bool(index), symmetric, constants, int(kept.sum()) + n)
-
-
-def _chosen(
-    name: str, mask: Array, every: Array, storage: str
-) -> tuple[Array, tuple[Constant, ...]]:
-    """Return a mask of the entries to store, and their runs if these are shorter than ``every`` entry."""
-    kept, counts, pairs = _runs(mask, storage)
-    item = ITEM_BYTES[storage]
-    bytes_of_runs = item * int(kept.sum()) + _RUN_BYTES * len(pairs) + 2 * len(mask)
-    if bytes_of_runs >= item * int(every.sum()) or mask.shape[1] > LARGEST_PLACE:
-        return every, ()
-    return kept, (
-        Constant(f"{name}_runs", "uint16_t", counts),
-        Constant(f"{name}_places", "uint16_t", pairs.reshape(-1)),
-    )
-
-
-def _rounded(
-    name: str, values: Array, storage: str, kept: Array | None
-) -> tuple[Array, tuple[Constant, ...]]:
-    """Return the rounded numbers, and the array of those that are kept."""
-    numbers = as_type(values, storage)
-    items = numbers.reshape(-1) if kept is None else numbers[kept]
-    return numbers, (Constant(name, storage, items),)
-
-
-def _runs(mask: Array, storage: str) -> tuple[Array, Array, Array]:
+def _runs(mask: Array) -> tuple[Array, Array, Array]:
     """Close gaps that cost less than a new run; return the mask, runs per row, and (start, length) of runs."""
-    gap = _RUN_BYTES // ITEM_BYTES[storage]
+    gap = _RUN_BYTES // _ITEM
     kept, counts, runs = mask.copy(), [], []
     for row in kept:
         places = np.flatnonzero(row)

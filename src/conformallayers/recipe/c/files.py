@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import __version__
 from ...utils.text import count, size, table
+from .constants import QUAD
 from .program import Program
 from .text import WIDTH, comment, fill, quoted
 
@@ -33,7 +34,6 @@ class CExport:
         multiply_adds: of one image.
         samples: that the errors were measured on.
         output_error: largest relative error of an output against the fold.
-        denominator_error: largest relative error of a denominator; None with biases or branches alone.
         agreement: share of samples with the same largest output.
         makefile, example: the files of an example, or None.
     """
@@ -48,7 +48,6 @@ class CExport:
     multiply_adds: int
     samples: int
     output_error: float
-    denominator_error: float | None
     agreement: float
     makefile: Path | None = None
     example: Path | None = None
@@ -88,12 +87,9 @@ class CExport:
     @property
     def measured(self) -> str:
         """The errors against the fold, in one line."""
-        denominator = ""
-        if self.denominator_error is not None:
-            denominator = f", of the denominator {self.denominator_error:.2g}"
         return (
             f"measured against the fold on {self.samples} samples: largest relative error of the outputs "
-            f"{self.output_error:.2g}{denominator}; same largest output in {self.agreement:.1%}"
+            f"{self.output_error:.2g}; same largest output in {self.agreement:.1%}"
         )
 
 
@@ -113,6 +109,7 @@ def texts_of(
     origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
     needed, body = program.code
     arrays = "\n".join(constant.text() for constant in program.constants)
+    arrays = QUAD + arrays if any(constant.quads for constant in program.constants) else arrays
     digest = hashlib.sha256("\n".join([arrays, needed, body, origin]).encode())
     words: dict[str, Any] = vars(result) | {
         "macro": macro,
@@ -132,9 +129,13 @@ def texts_of(
     title = f"{name}.h: a folded network. Do not edit: export it again."
     words["about"] = comment([title, *about])
     words["aliases"] = fill("header_aliases.h", words) if default else ""
+    words["bytes"] = fill("header_bytes.h", words) if program.reads_bytes else ""
     header = fill("header.h", words)
     title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
+    words["bytes"] = fill("source_bytes.c", words) if program.reads_bytes else ""
+    words["levels"] = "const uint8_t *levels, " if program.reads_bytes else ""
+    words["none"] = "NULL, " if program.reads_bytes else ""
     words["aliases"] = fill("source_aliases.c", words) if default else ""
     source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test)
     texts = {result.source: source, result.header: header}

@@ -2,210 +2,434 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from ...errors import refusal
 from .. import layer_operations as layer
 from .. import places
-from ..operation import Operation, Runtime, Shape
-from ..places import Table
-from .constants import kernel, matrix, number
+from .. import point_operations as point
+from ..operation import Operation, Shape
+from ..places import Array
+from .constants import number, runs_of
+from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
 from .program import Program
+from .shapes import WRITE, dense, first, in_work, last, like
+from .text import helpers, indented
 
-WRITE = Runtime("C")
+_ONE: Axis = (1, 1, 1, 1, 0, 1)
+# Functions of one number v; {0} is a parameter.
+MAPS = {
+    "abs": "v < 0 ? -v : v",
+    "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
+    "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
+    "leaky_relu": "v < 0 ? {0} * v : v",
+    "gelu": "(float)(0.5 * (double)v * erfc(-0.7071067811865476 * (double)v))",
+    "silu": "(float)((double)v / (1 + exp(-(double)v)))",
+    "sigmoid": "(float)(1 / (1 + exp(-(double)v)))",
+    "tanh": "(float)tanh((double)v)",
+    "hardswish": "v <= -3 ? 0 : v >= 3 ? v : v * (v + 3) / 6",
+    "hardsigmoid": "v <= -3 ? 0 : v >= 3 ? 1 : v / 6 + 0.5f",
+}
+_BROADCASTS: dict[type[Operation], str] = {
+    layer.Multiply: "v * {}",
+    layer.AddConstant: "v + {}",
+    layer.PRelu: "v > 0 ? v : v * {}",
+}
+# How windows are reduced: the type of sums, the first, the next with an entry v[n], the result; parameters.
+_POOLS = {
+    "max_pool": ("$V", "$L", "v[n] > sums[n] || v[n] != v[n] ? v[n] : sums[n]", "sums[n]", ""),
+    "avg_pool": ("float", "0", "sums[n] + v[n]", "sums[n] / divisor", ", float divisor"),
+    "avg_pool_each": (
+        "float",
+        "0",
+        "sums[n] + v[n]",
+        "sums[n] / divisors[(p * to[1] + q) * to[2] + r]",
+        ", const float *divisors",
+    ),
+    "norm_pool": (
+        "double",
+        "0",
+        "sums[n] + (double)v[n] * (double)v[n]",
+        "(float)sqrt(sums[n] * kernel / window_size(g, p, q, r))",
+        ", int32_t kernel",
+    ),
+}
+
+
+# -- products -------------------------------------------------------------------------------------
 
 
 @WRITE.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, program: Program) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    stored = program.weights(op.weight, matrix, x)
-    rows, columns = stored.values.shape
+    (x,), (y,), weight = op.inputs, op.outputs, program.constant(op.weight)
+    bias = np.zeros(len(weight)) if op.bias is None else program.constant(op.bias)
+    rows, columns = weight.shape
     count = program.count(x) // columns
-    addresses = f"{program.read(x)}, {program.write(y)}"
-    call = f"{stored.arguments}, {addresses}, {rows}, {columns}, {count}"
-    program.emit(f"times{stored.suffix}({call});")
-    program.multiply_adds += count * stored.entries
-    _add_bias(op.bias, program, y, 1, rows)
+    if len(program.shape(x)) > 1:
+        x = first(program, x)
+    else:
+        weight = weight[:, program.in_memory(x, np.arange(columns)).ravel()]
+    b = program.array(f"{y}_bias", bias)
+    runs = runs_of(weight) if count == 1 else None
+    if runs is not None:
+        program.multiply_adds += len(runs[0])
+        values = program.array(op.weight, runs[0])
+        counts, pairs = (program.array(f"{op.weight}_runs", one, "uint16_t") for one in runs[1:])
+        ends = f"{program.read(x)}, {b}, {program.write(y)}"
+        program.emit(f"times_runs({values}, {counts}, {pairs}, {ends}, {rows});")
+        return
+    program.multiply_adds += rows * columns * count
+    if columns > layer.LONG_ROW:
+        ends = f"{program.array(op.weight, weight)}, {program.read(x)}, {b}, {program.write(y)}"
+        program.emit(f"times({ends}, {rows}, {columns}, {count});")
+        return
+    y, epilogue = _chain(program, y, last=False)
+    axes = _ONE, _ONE, (count, count, 1, 1, 0, 1)
+    windows = Windows(axes, columns, columns, 1, rows, (0, 0, rows))
+    title = f"product with a matrix ({rows}, {columns})" + f" of {count} rows" * (count > 1)
+    places_in_c = program.read(x), b, y, 0
+    _emit_conv(program, windows, weight[None], op.weight, places_in_c, epilogue, title)
 
 
 @WRITE.runs(layer.Conv)
 def _conv(op: layer.Conv, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    stored = program.weights(op.weight, kernel, x)
-    channels, share, *window = stored.values.shape
-    geometry = conv_geometry(op, program)
-    source, target = program.read(x), program.write(y)
-    program.emit(f"convolve{stored.suffix}({stored.arguments}, {source}, {target}, {geometry});")
+    weight = program.constant(op.weight)
+    (outputs, share, *window), shape = weight.shape, program.shape(x)
     program.multiply_adds += program.count(y) * share * prod(window)
-    _add_bias(op.bias, program, y, prod(program.shape(y)[1:]), channels)
-
-
-def conv_geometry(op: layer.Conv, program: Program) -> str:
-    """Append the sizes and steps of a convolution; return their array."""
-    x, (y,) = op.inputs[0], op.outputs
-    channels, _, *window = program.recipe.constant_shape(op.weight)
-    sizes = program.shape(x)[1:], program.shape(y)[1:], window, op.stride, op.dilation
-    numbers = [program.shape(x)[0], channels, op.groups]
-    numbers += [n for values in sizes for n in _three(tuple(values), 1)]
-    return program.integers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
-
-
-def _three(values: tuple[int, ...], first: int) -> tuple[int, ...]:
-    """Fill up to three axes in front."""
-    return (*(first,) * (3 - len(values)), *values)
-
-
-def _add_bias(bias: str | None, program: Program, y: str, inner: int, length: int) -> None:
-    if bias is not None:
-        array, address = program.exact(bias, program.ctype(y)), program.read(y)
-        program.call("add_constant", y, address, array, address, program.count(y), inner, length)
-
-
-@WRITE.runs(layer.AdaptiveMaxPool, layer.MaxPool, layer.NormPool)
-def _pool(op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, program: Program) -> None:
-    """Append the largest entries or the norms of windows; a table says where each begins and ends."""
-    (x,), (y,) = op.inputs, op.outputs
-    geometry = pool_geometry(op, program)
-    function = "norm_pool" if isinstance(op, layer.NormPool) else "max_pool"
-    program.call(function, x, program.read(x), program.write(y), geometry)
-
-
-def pool_geometry(op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, program: Program) -> str:
-    """Append the sizes of windows, and where each begins and ends; return their array."""
-    (x,), (y,) = op.inputs, op.outputs
-    (channels, *before), (_, *after) = program.shape(x), program.shape(y)
-    ends = places.window_ends(op, program.shape(x))
-    steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
-    numbers = [channels]
-    for values in (before, after, steps):
-        numbers += _three(tuple(values), 1)
-    numbers.append(prod(op.kernel) if isinstance(op, layer.NormPool) else 1)
-    missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
-    for pair in (*missing, *ends):
-        numbers += [int(n) for table in pair for n in table]
-    return program.integers(f"{y}_windows", numbers)
-
-
-@WRITE.runs(layer.Pad, layer.Upsample)
-def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
-    """Append pads or repetitions."""
-    shape = program.shape(op.inputs[0])
-    tables = [np.arange(n) for n in shape]
-    if isinstance(op, layer.Pad) and op.mode == "zeros":
-        for axis, (before, after) in enumerate(op.pads, len(shape) - len(op.pads)):
-            n = shape[axis]
-            (tables[axis],) = places.sliding(n, 1, n + before + after, 1, before, 1)
+    settings = window, op.stride, op.padding, op.dilation
+    axes = [
+        (n, m, k, s, p, d)
+        for n, m, k, s, p, d in zip(shape[1:], program.shape(y)[1:], *settings, strict=True)
+    ]
+    if program.is_first(x) and not program.is_last(x) and op.groups == 1 and len(axes) < 3:
+        axes, channels, pitch = [(share, 1, share, 1, 0, 1), *axes], 1, 1
     else:
-        for axis, table, _ in places.resampled(op, shape):
-            tables[axis] = table[0]
-    steps = zip(tables, _strides(shape), strict=True)
-    tables = [np.where(table < 0, -1, table * stride) for table, stride in steps]
-    _gather(op, program, tables, op.value if isinstance(op, layer.Pad) else 0.0)
+        x = last(program, x)
+        channels, pitch = share, program.place(x).pitch
+        weight = np.moveaxis(weight, 1, -1)
+    title = f"convolution {by(window)}: {by(shape)} to {by(program.shape(y))}"
+    title += f", stride {by(op.stride)}" if prod(op.stride) > 1 else ""
+    title += f", padding {by(op.padding)}" if sum(op.padding) else ""
+    title += f", {op.groups} groups" if op.groups > 1 else ""
+    kernel = weight.reshape(op.groups, outputs // op.groups, -1)
+    bias = np.zeros(outputs) if op.bias is None else program.constant(op.bias)
+    y, epilogue = _chain(program, y)
+    steps = _steps(program, y)
+    windows = Windows(_three(axes), channels, pitch, op.groups, kernel.shape[1], steps)
+    b = program.array(f"{y}_bias", bias)
+    _emit_conv(program, windows, kernel, op.weight, (program.read(x), b, y, 0), epilogue, title)
 
 
-@WRITE.runs(layer.Permute)
-def _permute(op: layer.Permute, program: Program) -> None:
-    shape = program.shape(op.inputs[0])
-    if op.order == tuple(range(len(shape))):
-        program.alias(op.outputs[0], op.inputs[0])
-        return
-    strides = _strides(shape)
-    _gather(op, program, [np.arange(shape[axis]) * strides[axis] for axis in op.order])
-
-
-def _gather(op: Operation, program: Program, tables: list[Table], fill: float = 0.0) -> None:
-    """Append a copy of entries, by a table of places along each axis."""
+@WRITE.runs(layer.ConvTranspose)
+def _conv_transpose(op: layer.ConvTranspose, program: Program) -> None:
+    """Append one convolution for each remainder of output positions by the stride."""
     (x,), (y,) = op.inputs, op.outputs
-    numbers = [*program.shape(y), *(int(n) for table in tables for n in table)]
-    sizes = program.integers(f"{y}_places", numbers)
-    value = number(fill, program.ctype(x))
-    program.call("gather", x, program.read(x), program.write(y), sizes, len(tables), value)
+    weight, shape, result = program.constant(op.weight), program.shape(x), program.shape(y)
+    program.multiply_adds += prod(shape) * prod(weight.shape[1:])
+    bias = np.zeros(result[0]) if op.bias is None else program.constant(op.bias)
+    x = last(program, x)
+    share, outputs = shape[0] // op.groups, result[0] // op.groups
+    split = weight.reshape(op.groups, share, outputs, *weight.shape[2:])
+    split = np.moveaxis(split, 1, -1)  # (groups, outputs, ..., channels)
+    split = np.pad(split, [(0, 0), (0, 0), *[(0, 1)] * (len(shape) - 1), (0, 0)])
+    y, epilogue = _chain(program, y)
+    steps, b = _steps(program, y), program.array(f"{y}_bias", bias)
+    settings = shape[1:], result[1:], weight.shape[2:], op.stride, op.padding, op.dilation
+    phases = [list(_phases(*axis)) for axis in zip(*settings, strict=True)]
+    stride = (*(1,) * (3 - len(phases)), *op.stride)
+    for choice in product(*phases):
+        kernel = split
+        for axis, (_, _, taps) in enumerate(choice, 2):
+            kernel = np.take(kernel, taps, axis)
+        remainders = (*(0,) * (3 - len(choice)), *(remainder for remainder, _, _ in choice))
+        offset = sum(a * b for a, b in zip(remainders, steps, strict=True))
+        to = tuple(a * b for a, b in zip(stride, steps, strict=True))
+        axes = _three([axis for _, axis, _ in choice])
+        pitch = program.place(x).pitch
+        windows = Windows(axes, share, pitch, op.groups, outputs, (to[0], to[1], to[2]))
+        title = (
+            f"part of a transposed convolution {by(weight.shape[2:])}: {by(shape)} to {by(result)}"
+        )
+        ends = program.read(x), b, y, offset
+        kernel = kernel.reshape(op.groups, outputs, -1)
+        _emit_conv(program, windows, kernel, op.weight, ends, epilogue, title)
 
 
-def _strides(shape: Shape) -> list[int]:
-    return [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+def _phases(
+    n: int, m: int, k: int, stride: int, padding: int, dilation: int
+) -> Iterator[tuple[int, Axis, list[int]]]:
+    """Yield remainders of output positions along an axis, their windows of the input, and the taps they use.
+
+    Output ``stride·q + remainder`` reads the inputs ``q + (remainder + padding - tap·dilation)/stride``.
+    """
+    for remainder in range(min(stride, m)):
+        start = remainder + padding
+        taps = [tap for tap in range(k) if (start - tap * dilation) % stride == 0][::-1]
+        at = [(start - tap * dilation) // stride for tap in taps] or [0]
+        taps = taps or [k]  # an additional one with weight 0
+        gap = at[1] - at[0] if len(at) > 1 else 1
+        yield remainder, (n, -(-(m - remainder) // stride), len(taps), 1, -at[0], gap), taps
 
 
-@WRITE.runs(layer.Slice)
-def _slice(op: layer.Slice, program: Program) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    shape = program.shape(x)
-    inner, rows = prod(shape[op.axis + 1 :]), prod(shape[: op.axis])
-    if rows == 1:
-        program.alias(y, x, op.start * inner)
-        return
-    pitch, length = shape[op.axis] * inner, (op.stop - op.start) * inner
-    source, target = program.read(x, op.start * inner), program.write(y)
-    program.call("copy", x, source, pitch, target, length, rows, length)
+def _emit_conv(
+    program: Program,
+    windows: Windows,
+    kernel: Array,
+    name: str,
+    ends: tuple[str, str, str, int],
+    epilogue: Epilogue,
+    title: str,
+) -> None:
+    """Append the call of a convolution: kernel (groups, outputs, taps); source, bias, result and where in it."""
+    if windows.depthwise:
+        kernel = kernel.reshape(1, windows.groups, -1)
+    (x, b, y, offset), w = ends, program.array(name, in_blocks(kernel))
+    function = program.function(
+        "conv", indented(conv_lines(windows, epilogue, title, program.speed), 0) + "\n"
+    )
+    arguments = [x, w, b, program.read(y, offset)]
+    if windows.is_padded:
+        planes, rows, _ = windows.axes
+        arguments.append(program.scratch(planes[2] * rows[2] * windows.row))
+    program.emit(f"{function}({', '.join([*arguments, *epilogue.arguments])});")
 
 
-@WRITE.runs(layer.Concatenate)
-def _concatenate(op: layer.Concatenate, program: Program) -> None:
-    (y,) = op.outputs
-    rows = prod(program.shape(y)[: op.axis])
-    pitch = program.count(y) // rows
-    program.write(y)
-    start = 0
-    for x in op.inputs:
-        length, target = program.count(x) // rows, program.read(y, start)
-        program.call("copy", x, program.read(x), length, target, pitch, rows, length)
-        start += length
+def _steps(program: Program, y: str) -> tuple[int, int, int]:
+    """Return the entries between positions of a map along three axes."""
+    _, rows, columns = _three_sizes(program.shape(y)[1:])
+    pitch = program.place(y).pitch
+    return rows * columns * pitch, columns * pitch, pitch
 
 
-@WRITE.runs(layer.Reshape)
-def _reshape(op: layer.Reshape, program: Program) -> None:
-    program.alias(op.outputs[0], op.inputs[0])
+def _three(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
+    a, b, c = [*[_ONE] * (3 - len(axes)), *axes]
+    return a, b, c
 
 
-@WRITE.runs(layer.Add)
-def _add(op: layer.Add, program: Program) -> None:
-    (y,) = op.outputs
-    total, *others = (program.read(x) for x in op.inputs)
-    if not others:
-        program.alias(y, op.inputs[0])
-        return
-    target = program.write(y, over=op.inputs[0])
-    for other in others:
-        program.call("add", y, total, other, target, program.count(y))
-        total = target
+def _three_sizes(values: Sequence[int], fill: int = 1) -> tuple[int, int, int]:
+    a, b, c = [*[fill] * (3 - len(values)), *values]
+    return a, b, c
 
 
-_BROADCASTS: dict[type[Operation], str] = {
-    layer.Multiply: "multiply_constant",
-    layer.AddConstant: "add_constant",
-    layer.PRelu: "prelu",
-}
+def by(sizes: Sequence[int]) -> str:
+    """Return sizes as text."""
+    return " x ".join(map(str, sizes))
+
+
+# -- functions of single numbers ------------------------------------------------------------------
+
+
+def _chain(program: Program, y: str, last: bool = True) -> tuple[str, Epilogue]:
+    """Write the place of a result, along with the operations on single numbers that follow it.
+
+    Returns:
+        The value that is written, and what happens to each number before.
+    """
+    epilogue, over = Epilogue(), None
+    while program.speed and len(program.readers.get(y, ())) == 1 and y != program.recipe.output:
+        (index,) = program.readers[y]
+        op = program.recipe.operations[index]
+        others = [name for name in op.inputs if name != y]
+        if not all(map(program.available, others)) or not _append(op, program, y, epilogue):
+            break
+        if isinstance(op, layer.Add):
+            over = others[0]
+        program.done.add(index)
+        y = op.outputs[0]
+    read = [program.place(x).buffer for x in program.operation.inputs if program.shape(x)]
+    if over is not None and program.place(over).buffer not in read:
+        program.write(y, over=over)
+    else:
+        program.write(y, last=last and len(program.shape(y)) > 1)
+    return y, epilogue
+
+
+def _append(op: Operation, program: Program, value: str, epilogue: Epilogue) -> bool:
+    """Append an operation to an epilogue; tell whether it can be."""
+    count = len(epilogue.parameters)
+    if isinstance(op, layer.Elementwise):
+        epilogue.statements.append(f"v = {_function(op)};")
+    elif isinstance(op, point.Divide):
+        epilogue.statements.append(f"v *= p{count};")
+        epilogue.parameters.append(f"float p{count}")
+        epilogue.arguments.append(factor_text(op, program))
+    elif isinstance(op, layer.Add) and len(op.inputs) == 2 and len(set(op.inputs)) == 2:
+        (other,) = (name for name in op.inputs if name != value)
+        place = program.place(other)
+        if place.map != program.shape(value) or not program.is_dense(other):
+            return False
+        epilogue.statements.append(f"v += p{count}[{{i}}];")
+        epilogue.parameters.append(f"const float *p{count}")
+        epilogue.arguments.append(program.read(other))
+    elif isinstance(op, tuple(_BROADCASTS)):
+        ((_, name),), shape = op.constants(), program.shape(value)
+        array = program.constant(name)
+        channels = (shape[0], *[1] * len(shape[1:])) if len(shape) > 1 else shape
+        if np.broadcast_shapes(array.shape, channels) != channels:
+            return False
+        numbers = program.array(name, np.broadcast_to(array, channels))
+        epilogue.statements.append(f"v = {_BROADCASTS[type(op)].format(f'p{count}[{{c}}]')};")
+        epilogue.parameters.append(f"const float *p{count}")
+        epilogue.arguments.append(numbers)
+    else:
+        return False
+    return True
+
+
+def _function(op: layer.Elementwise) -> str:
+    return MAPS[op.function].format(*(number(value, "float") for value in op.parameters))
+
+
+def factor_text(op: point.Divide | point.Rebase, program: Program) -> str:
+    """Return scale/τ of a division."""
+    tau = op.inputs[1] if isinstance(op, point.Divide) else op.inputs[2]
+    return f"(float)ratio({number(op.scale)}, {program.scalar(tau)})"
+
+
+def scale(program: Program, x: str, y: str, factor: str) -> None:
+    """Append the product of a value with a number."""
+    name = program.identifier(f"f_{y}")
+    program.emit(f"const float {name} = {factor};")
+    each(program, (x,), y, f"v * {name}")
+
+
+def each(
+    program: Program, inputs: Sequence[str], y: str, text: str, inner: int = 1, length: int = 1
+) -> None:
+    """Append a loop that computes every entry of y from those of inputs: v, and {1}, {2}, ... in the text.
+
+    [j] is the entry of a constant, which meets ``inner`` entries; then the constant begins again.
+    """
+    x = dense(program, inputs[0])
+    others = [like(program, other, x) for other in inputs[1:]]
+    program.write(y, over=x)
+    count, index = program.count(x), "i"
+    sizes = {"h": count // (length * inner), "j": length, "i": inner}
+    if length == 1 or count == length:
+        sizes, text = {"i": count}, text.replace("[j]", "[i]")
+    steps = {"h": length * inner, "j": inner, "i": 1}
+    used = [name for name, size in sizes.items() if size > 1]
+    index = total(*((name, steps[name]) for name in used))
+    program.emit(*(f"for ({name} = 0; {name} < {sizes[name]}; {name}++) {{" for name in used))
+    program.emit(*["{"] * (not used))
+    program.emit(
+        f"const {program.ctype(x)} v = {program.entry(x, index)};",
+        f"{program.entry(y, index)} = {text.format('', *(program.entry(o, index) for o in others))};",
+        *["}"] * max(1, len(used)),
+    )
+
+
+@WRITE.runs(layer.Elementwise)
+def _elementwise(op: layer.Elementwise, program: Program) -> None:
+    text = _function(op)
+    text = f"(int8_t)({text})" if program.is_int8(op.inputs[0]) else text
+    each(program, op.inputs, op.outputs[0], text)
 
 
 @WRITE.runs(*_BROADCASTS)
 def _broadcast(op: Operation, program: Program) -> None:
     """Append a function of a value and a constant that broadcasts."""
-    (x,), (y,), ((_, constant),) = op.inputs, op.outputs, op.constants()
-    written, inner = written_out(program, constant, x)
-    array = program.exact(constant, program.ctype(x), written)
-    source, target = program.read(x), program.write(y, over=x)
-    sizes = program.count(x), inner, prod(written)
-    program.call(_BROADCASTS[type(op)], x, source, array, target, *sizes)
+    (x,), (y,), ((_, name),) = op.inputs, op.outputs, op.constants()
+    array, inner, length = broadcast(program, name, x, "float")
+    entry = f"{array}[{'j' if length > 1 else '0'}]"
+    each(program, (x,), y, _BROADCASTS[type(op)].format(entry), inner, length)
 
 
-def written_out(program: Program, constant: str, x: str) -> tuple[Shape, int]:
-    """Return the shape to broadcast a constant to, and how many entries of x each of its numbers meets.
+def broadcast(program: Program, name: str, x: str, ctype: str) -> tuple[str, int, int]:
+    """Return the array of a constant, how many entries of x each of its numbers meets, and its length.
 
-    Leading and trailing axes of length 1 are left to the loops in C; axes between are written out.
+    Leading and trailing axes of length 1 are left to loops; axes between are written out.
     """
-    shape, given = program.shape(x), program.recipe.constant_shape(constant)
-    used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
-    first, last = (used[0], used[-1] + 1) if used else (0, 0)
-    return (*shape[first:last], *(1,) * (len(shape) - last)), prod(shape[last:])
+    values = program.in_memory(x, program.constant(name))
+    shape = program.memory_shape(x) if values.ndim > 1 else values.shape
+    used = [axis for axis, n in enumerate(values.shape) if n > 1]
+    start, stop = (used[0], used[-1] + 1) if used else (0, 0)
+    written = np.broadcast_to(
+        values, (*values.shape[:start], *shape[start:stop], *values.shape[stop:])
+    )
+    return program.array(name, written, ctype), prod(shape[stop:]), written.size
 
 
-@WRITE.runs(layer.Elementwise)
-def _elementwise(op: layer.Elementwise, program: Program) -> None:
+@WRITE.runs(layer.Add)
+def _add(op: layer.Add, program: Program) -> None:
+    (y,), count = op.outputs, len(op.inputs)
+    each(program, op.inputs, y, " + ".join(["v", *(f"{{{n}}}" for n in range(1, count))]))
+
+
+# -- windows, shapes and order --------------------------------------------------------------------
+
+
+@WRITE.runs(
+    layer.AdaptiveMaxPool, layer.MaxPool, layer.NormPool, layer.AvgPool, layer.AdaptiveAvgPool
+)
+def _pool(op: Any, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    source, target = program.read(x), program.write(y, over=x)
-    program.call(op.function, x, source, target, program.count(x), *map(number, op.parameters))
+    x, more = in_work(program, last(program, x)), ""
+    shape = program.shape(x)
+    kind = "max_pool"
+    if isinstance(op, layer.NormPool):
+        kind, more = "norm_pool", f", {prod(op.kernel)}"
+    elif isinstance(op, (layer.AvgPool, layer.AdaptiveAvgPool)):
+        divisors = _divisors(op, shape, program.shape(y))
+        kind, more = "avg_pool", f", {number(float(divisors.flat[0]), 'float')}"
+        if np.ptp(divisors) > 0:
+            kind, more = "avg_pool_each", f", {program.array(f'{y}_divisors', divisors)}"
+    pool(program, kind, _POOLS[kind], op, x, y, more)
+
+
+def pool(
+    program: Program, name: str, words: Sequence[str], op: Any, x: str, y: str, arguments: str
+) -> None:
+    """Append a reduction of windows by the template ``pool``."""
+    sums, begin, entry, result, parameters = words
+    text = helpers()["pool"]
+    if program.is_int8(x) and name == "max_pool":
+        entry = "v[n] > sums[n] ? v[n] : sums[n]"
+    for mark, word in (
+        ("$T", sums),
+        ("$I", begin),
+        ("$E", entry),
+        ("$R", result),
+        ("$P", parameters),
+    ):
+        text = text.replace(mark, word)
+    ctype = program.ctype(x)
+    text = text.replace("$V", ctype).replace("$L", "-128" if ctype == "int8_t" else "-INFINITY")
+    function = program.function(name, text.rstrip() + "\n")
+    target = program.write(y, last=True)
+    program.emit(
+        f"{function}({program.read(x)}, {target}, {_geometry(op, program, x, y)}{arguments});"
+    )
+
+
+def _divisors(op: Any, shape: Shape, result: Shape) -> Array:
+    if isinstance(op, layer.AvgPool):
+        return np.asarray(places.divisors(op, shape, result), np.float64)
+    sizes = np.ones(())
+    for n, m in zip(shape[1:], op.size, strict=True):
+        start, stop = places.adaptive_ends(n, m)
+        sizes = sizes[..., None] * (stop - start)
+    return sizes
+
+
+def _geometry(op: Any, program: Program, x: str, y: str) -> str:
+    """Append the sizes of windows, and where each begins and ends; return their array."""
+    before, after = program.shape(x)[1:], program.shape(y)[1:]
+    ends = places.window_ends(op, program.shape(x))
+    steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
+    numbers = [program.shape(x)[0], program.place(x).pitch, program.place(y).pitch]
+    for values in (before, after, steps):
+        numbers += _three_sizes(values)
+    missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
+    for pair in (*missing, *ends):
+        numbers += [int(n) for table in pair for n in table]
+    return program.array(f"{y}_windows", np.array(numbers), "int32_t")
 
 
 def write_scalar(op: Operation, program: Program) -> None:

@@ -1,34 +1,46 @@
-"""A C program under construction: statements, arrays, and the memory of values."""
+"""A C program under construction: statements, functions, arrays, and the memory of values.
+
+Maps (C, ...) lie in memory with their channels last, which is what vectors and integer products read; the image
+comes with its channels first. Products and constants of flattened maps are reordered when they are written.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from .. import layer_operations as layer
-from .. import point_operations as point
-from ..integer_operations import integer_values
-from ..operation import Shape
+from ..integer_operations import Quantize, QuantizePoint, integer_values
+from ..operation import Operation, Shape
+from ..places import Array
 from ..recipe import INPUT, Recipe
-from .constants import SUFFIX, Array, Constant, Stored, as_type
+from .constants import Constant, as_type
 from .memory import Buffer, arrange
 from .text import functions, indented
 
-IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
-_BYTES = 4  # of a float: whole numbers that its memory has room for
-_IN_PLACE = (
-    layer.AddConstant,
-    point.Divide,
-    layer.Elementwise,
-    layer.Multiply,
-    layer.PRelu,
-    layer.Reshape,
-)
+IMAGE, OUT, WORK, BYTES = "image", "out", "work", "bytes"  # arrays of the function in C
+_FLOAT = 4  # bytes
+SLACK = 7  # floats that loops over blocks of channels may read behind a map
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies.
+
+    Args:
+        buffer, start: its first entry.
+        pitch: entries from one position to the next: the number of channels, or more for a slice of them.
+        map: the (C, ...) whose channels come last in memory; None: entries lie in the order of the recipe.
+    """
+
+    buffer: Buffer
+    start: int
+    pitch: int
+    map: Shape | None
 
 
 class Program:
@@ -40,30 +52,37 @@ class Program:
     Args:
         recipe: its operations become statements, its constants arrays.
         name: of the functions, which no array may have.
+        speed: whether functions are written for one shape each, or shared by all.
     """
 
-    def __init__(self, recipe: Recipe, name: str) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, name: str, speed: bool = True) -> None:
+        self.recipe, self.speed = recipe, speed
         self.lines: list[str] = []
         self.constants: list[Constant] = []
-        self.rounded: dict[str, Array] = {}  # constants of the recipe as the program has them
+        self.functions: dict[str, str] = {}  # text → name
         self.multiply_adds = 0
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
-        self._shapes, self._wide = recipe.shapes(), frozenset[str]()
-        self._int8 = integer_values(recipe.operations)
+        self.done: set[int] = set()  # operations that an earlier one has written along with itself
+        self._shapes = recipe.shapes()
+        self._int8 = set(integer_values(recipe.operations))
         self._last_use = {INPUT: 0, recipe.output: len(recipe.operations)}
         for i, names in enumerate(recipe.last_uses()):
             self._last_use.update(dict.fromkeys(names, i))
+        self.readers: dict[str, list[int]] = {}
+        for i, op in enumerate(recipe.operations):
+            for value in op.inputs:
+                self.readers.setdefault(value, []).append(i)
         self.buffers: list[Buffer] = []  # of work memory
-        self._places: dict[str, tuple[Buffer, int]] = {}  # value → buffer, and where in it
-        self._stored: dict[tuple[str, str], Stored] = {}
+        self._places: dict[str, Place] = {}
+        self._parts: dict[str, tuple[str, int]] = {}  # value → whole map that has it, first channel
+        self._arrays: dict[tuple[str, str, bytes], str] = {}
         self._scalars: dict[str, str] = {}
         self._taken: set[str] = set()
-        for end in ("predict_with", "self_test"):
+        for end in ("predict_with", "predict_u8", "self_test"):
             self._take(f"{name}_{end}")
-        self._share(INPUT, Buffer(IMAGE, self.count(INPUT)), 0)
-        self._results = self._written_to_output()
+        image = Buffer(IMAGE, self.count(INPUT))
+        self._put(INPUT, Place(image, 0, self.shape(INPUT)[0], None))
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -75,80 +94,161 @@ class Program:
         """Return the number of entries of a value."""
         return prod(self._shapes[name])
 
-    def wide(self, name: str) -> bool:
-        """Tell whether a value is double."""
-        return name in self._wide
+    def is_int8(self, name: str) -> bool:
+        """Tell whether the entries of a value are int8_t."""
+        return name in self._int8
 
     def ctype(self, name: str) -> str:
         """Return the type of the entries of a value."""
-        return "int8_t" if name in self._int8 else "double" if name in self._wide else "float"
+        return "int8_t" if name in self._int8 else "float"
 
-    def suffix(self, name: str) -> str:
-        """Return the suffix of functions that take a value."""
-        return "_b" if name in self._int8 else f"_{SUFFIX[self.ctype(name)]}"
+    @property
+    def operation(self) -> Operation:
+        """The operation that is written."""
+        return self.recipe.operations[self.index]
 
-    def width(self, name: str) -> int:
-        """Return how many floats an entry of a value takes; 1 for integers, whose offsets count bytes."""
-        return 2 if name in self._wide else 1
+    def available(self, name: str) -> bool:
+        """Tell whether a value or a scalar has been written."""
+        return name in self._places or name in self._scalars
+
+    def place(self, name: str) -> Place:
+        """Return where a value lies."""
+        return self._places[name]
+
+    def is_last(self, name: str) -> bool:
+        """Tell whether the channels of a map come last; with one channel or position any order does."""
+        return self._places[name].map == self.shape(name) or self._any_order(name)
+
+    def is_first(self, name: str) -> bool:
+        """Tell whether a value lies in the order of the recipe."""
+        place = self._places[name]
+        return place.map is None or 1 in (place.map[0], prod(place.map[1:]))
+
+    def _any_order(self, name: str) -> bool:
+        shape = self.shape(name)
+        return 1 in (shape[0], prod(shape[1:])) and self.is_first(name)
+
+    def is_dense(self, name: str) -> bool:
+        """Tell whether the entries of a value lie side by side."""
+        place = self._places[name]
+        return place.map is None or place.pitch == place.map[0]
+
+    def memory_shape(self, name: str) -> Shape:
+        """Return the axes of a value as they lie in memory."""
+        found = self._places[name].map
+        return self.shape(name) if found is None else (*found[1:], found[0])
+
+    def in_memory(self, name: str, array: Array) -> Array:
+        """Bring an array that broadcasts to a value into the order of its memory; axes of size 1 stay."""
+        shape, found = self.shape(name), self._places[name].map
+        array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+        if found is None:
+            return array
+        if len(shape) != len(found):  # a flattened map
+            array = np.broadcast_to(array, shape).reshape(found)
+        return np.moveaxis(array, 0, -1)
 
     def read(self, name: str, offset: int = 0) -> str:
-        """Return the address of a value, or of its entry ``offset``.
+        """Return the address of a value, or of its entry ``offset``."""
+        base, index = self._entry(name, offset)
+        return f"{base} + {index}"
 
-        Addresses in work memory are marks, ``@buffer:offset@``, which ``finish`` replaces.
+    def entry(self, name: str, index: str) -> str:
+        """Return an entry of a value; marks ``@buffer:offset@`` are replaced by ``finish``."""
+        base, start = self._entry(name, 0)
+        return f"{base}[{start} + {index}]"
+
+    def _entry(self, name: str, offset: int) -> tuple[str, str]:
+        place = self._places[name]
+        if place.buffer.base != WORK:
+            return place.buffer.base, str(place.start + offset)
+        unit, base = (_FLOAT, BYTES) if name in self._int8 else (1, WORK)
+        return base, f"@{self.buffers.index(place.buffer)}:{place.start + offset}:{unit}@"
+
+    def write(self, name: str, *, over: str | None = None, last: bool = False) -> str:
+        """Return the address of a new value: that of ``over``, if nothing reads ``over`` later.
+
+        Args:
+            name: of the value.
+            over: a value of the same shape, whose order in memory it gets.
+            last: whether its channels come last, if there is no ``over``.
         """
-        buffer, start = self._places[name]
-        place = start + offset * self.width(name)
-        if name in self._int8:
-            return _address(f"(int8_t *)(@{self.buffers.index(buffer)}:0@)", place)
-        if buffer.base == WORK:
-            return f"@{self.buffers.index(buffer)}:{place}@"
-        return _address(buffer.base, place)
-
-    def write(self, name: str, *, over: str | None = None) -> str:
-        """Return the address of a new value: that of ``over``, if nothing reads ``over`` later."""
+        shape = self.shape(name)
+        order = self._places[over].map if over is not None else shape if last else None
         if over is not None and self._is_free(over, name):
-            self._share(name, *self._places[over])
-        elif name in self._results:
-            self._share(name, Buffer(OUT, self.count(name)), 0)
+            place = self._places[over]
+            self._put(name, replace(place, map=order))
+        elif name in self._parts and last:
+            whole, channel = self._parts[name]
+            if whole not in self._places:
+                self.write(whole, last=True)
+            found = self._places[whole]
+            self._put(name, replace(found, start=found.start + channel, map=shape))
         else:
-            size = self.count(name) * self.width(name)
-            size = -(-size // _BYTES) if name in self._int8 else size
-            self.buffers.append(Buffer(WORK, size, self.index))
-            self._share(name, self.buffers[-1], 0)
+            self._put(name, Place(self._buffer(name, order), 0, (order or shape)[0], order))
         return self.read(name)
 
+    def _buffer(self, name: str, order: Shape | None) -> Buffer:
+        flat = order is None or 1 in (order[0], prod(order[1:]))
+        if name == self.recipe.output and flat and name not in self._int8:
+            return Buffer(OUT, self.count(name))
+        size = self.count(name)
+        size = -(-size // _FLOAT) if name in self._int8 else size
+        self.buffers.append(Buffer(WORK, size, self.index))
+        return self.buffers[-1]
+
     def scratch(self, size: int) -> str:
-        """Return the address of bytes that only the current operation needs."""
-        self.buffers.append(Buffer(WORK, -(-size // _BYTES), self.index, self.index))
-        return f"(int8_t *)(@{len(self.buffers) - 1}:0@)"
+        """Return the address of floats that only the current operation needs."""
+        self.buffers.append(Buffer(WORK, size, self.index, self.index))
+        return f"{WORK} + @{len(self.buffers) - 1}:0:1@"
 
-    def alias(self, name: str, source: str, offset: int = 0) -> None:
-        """Let a new value be part of another one, from its entry ``offset`` on."""
-        buffer, start = self._places[source]
-        self._share(name, buffer, start + offset * self.width(source))
+    def temporary(self, like: str, shape: Shape | None = None) -> str:
+        """Name a value of the same type that only the current operation reads, by default of the same shape."""
+        name = f"{like}.{len(self._shapes)}"
+        self._shapes[name], self._last_use[name] = shape or self.shape(like), self.index
+        if like in self._int8:
+            self._int8.add(name)
+        return name
 
-    def _written_to_output(self) -> set[str]:
-        """Return the values in the memory of the output: the result, and values that it overwrites."""
-        writer = {name: op for op in self.recipe.operations for name in op.outputs}
-        reads = Counter(name for op in self.recipe.operations for name in op.inputs)
-        name, found = self.recipe.output, set()
-        while name in writer and not self.wide(name):
-            found.add(name)
-            operation, (name, *_) = writer[name], writer[name].inputs
-            if not isinstance(operation, _IN_PLACE) or reads[name] > 1:
-                break
-        return found
+    def alias(self, name: str, source: str, start: int = 0) -> None:
+        """Let a new value be part of another one, from an entry of its memory on."""
+        place = self._places[source]
+        order = place.map
+        if order is not None and len(self.shape(name)) > 1:
+            order = self.shape(name)
+        self._put(name, replace(place, start=place.start + start, map=order))
 
-    def _share(self, name: str, buffer: Buffer, start: int) -> None:
-        buffer.values.append(name)
-        buffer.last = max(buffer.last, self._last_use[name])
-        self._places[name] = buffer, start
+    def reshape(self, name: str, source: str) -> None:
+        """Let a new value be another one, whose entries lie in the order of the recipe, in another shape."""
+        place = self._places[source]
+        self._put(name, replace(place, pitch=self.shape(name)[0], map=None))
+
+    def part(self, name: str, whole: str, channel: int) -> None:
+        """Let the operation that writes a value write it into a larger map, from a channel on."""
+        self._parts[name] = whole, channel
+
+    def _put(self, name: str, place: Place) -> None:
+        place.buffer.values.append(name)
+        place.buffer.last = max(place.buffer.last, self._last_use[name])
+        self._places[name] = place
 
     def _is_free(self, name: str, other: str) -> bool:
-        buffer, _ = self._places[name]
-        reads = [x for x in self.recipe.operations[self.index].inputs if x in buffer.values]
+        """Tell whether a value may be overwritten by another one while it is read."""
+        buffer = self._places[name].buffer
         same = self.ctype(name) == self.ctype(other) and self.count(name) == self.count(other)
-        return same and buffer.last <= self.index and len(reads) == 1 and buffer.base != IMAGE
+        later = [
+            i for value in buffer.values for i in self.readers.get(value, ()) if i > self.index
+        ]
+        reads = [x for x in self.operation.inputs if x in buffer.values]
+        unread = not (set(later) - self.done) and self.recipe.output not in buffer.values
+        return same and unread and len(reads) <= 1 and buffer.base != IMAGE and self.is_dense(name)
+
+    @property
+    def reads_bytes(self) -> bool:
+        """Whether only quantisation reads the image, so that it may consist of bytes."""
+        readers = [self.recipe.operations[i] for i in self.readers.get(INPUT, ())]
+        kinds = Quantize, QuantizePoint
+        return bool(readers) and all(isinstance(op, kinds) for op in readers)
 
     # -- scalars --------------------------------------------------------------------------------
 
@@ -162,15 +262,17 @@ class Program:
         self.emit(f"const double {variable} = {expression};")
         return variable
 
-    # -- statements and arrays ------------------------------------------------------------------
+    # -- statements, functions and arrays -------------------------------------------------------
 
     def emit(self, *lines: str) -> None:
         """Append statements."""
         self.lines += lines
 
-    def call(self, function: str, like: str, *arguments: str | int) -> None:
-        """Append the call of a function for the type of the value ``like``."""
-        self.emit(f"{function}{self.suffix(like)}({', '.join(map(str, arguments))});")
+    def function(self, name: str, text: str) -> str:
+        """Return the name of a function, which is $name in its text; write it once."""
+        if text not in self.functions:
+            self.functions[text] = self.identifier(name)
+        return self.functions[text]
 
     def identifier(self, name: str) -> str:
         """Return a C identifier that is neither taken nor the beginning of one that is."""
@@ -186,80 +288,52 @@ class Program:
         words = name.split("_")
         self._taken.update("_".join(words[:n]) for n in range(1, len(words) + 1))
 
-    def array(self, name: str) -> Array:
+    def constant(self, name: str) -> Array:
         """Return a constant of the recipe in float64."""
         return np.asarray(self.recipe.constants[name], np.float64)
 
-    def keep(self, name: str, how: str, store: Callable[[str], Stored]) -> Stored:
-        """Return a constant of the recipe as the program stores it, once for each type and layout.
-
-        Args:
-            name: of the constant.
-            how: type and layout, a key.
-            store: stores it under the name of an array in C.
-        """
-        if (name, how) not in self._stored:
-            self._stored[name, how] = stored = store(self.identifier(f"k_{name}"))
-            self.constants += stored.constants
-            for constant in stored.constants:
-                self._take(constant.name)
-            self.rounded[name] = stored.values
-        return self._stored[name, how]
-
-    def weights(self, name: str, store: Callable[[str, Array, str], Stored], like: str) -> Stored:
-        """Return the weights that the value ``like`` is multiplied with."""
-        storage = "double" if self.wide(like) else "float"
-        how = f"{store.__name__} {storage}"
-        return self.keep(name, how, lambda to: store(to, self.array(name), storage))
-
-    def exact(self, name: str, ctype: str, shape: Shape | None = None) -> str:
-        """Return the array of a constant that is stored without a scale, broadcast to ``shape``.
-
-        The constant may have more axes than ``shape``, all of size 1, in front.
-        """
-        values = as_type(self.array(name), ctype)
-        shape = values.shape if shape is None else shape
-        extra = max(0, values.ndim - len(shape))
-        flat = np.broadcast_to(values.reshape(values.shape[extra:]), shape).ravel()
-
-        def store(to: str) -> Stored:
-            return Stored(ctype, False, values, (Constant(to, ctype, flat),), flat.size)
-
-        return self.keep(name, f"{ctype} {shape}", store).arguments
-
-    def integers(self, name: str, values: Sequence[int]) -> str:
-        """Append an array of integers; return its name."""
-        constant = Constant(self.identifier(f"k_{name}"), "int32_t", np.array(values))
-        self.constants.append(constant)
-        return constant.name
+    def array(self, name: str, values: Array, ctype: str = "float", *, quads: bool = False) -> str:
+        """Append an array, once for equal ones; return its name. For ``quads`` see :class:`Constant`."""
+        typed = as_type(np.ascontiguousarray(values).ravel(), ctype)
+        key = name, ctype, typed.tobytes()
+        if key not in self._arrays:
+            self._arrays[key] = self.identifier(f"k_{name}")
+            self.constants.append(Constant(self._arrays[key], ctype, typed, quads))
+        return self._arrays[key]
 
     def finish(self) -> None:
-        """Copy the result to the output if it is elsewhere, mark unused variables, place all buffers."""
-        name, source = self.recipe.output, self.read(self.recipe.output)
-        if self.wide(name):
-            self.emit(f"narrow({source}, {OUT}, {self.count(name)});")
-        elif source != OUT:
-            self.call("copy", name, source, 0, OUT, 0, 1, self.count(name))
+        """Mark unused variables and place all buffers."""
         uses = Counter(re.findall(r"\bs_\w+", "\n".join(self.lines)))
         unread = sorted(name for name in self._scalars.values() if uses[name] == 1)
         self.emit(*(f"(void){variable};" for variable in unread))  # or compilers warn
-        self.work_size = arrange(self.buffers)
-        self.lines = [re.sub(r"@(\d+):(\d+)@", self._placed, line) for line in self.lines]
-        if not self.work_size:
-            self.lines.insert(0, f"(void){WORK};")
+        self.work_size = arrange(self.buffers) + SLACK
+        lines = [re.sub(r"@(\d+):(\d+):(\d)@", self._placed, line) for line in self.lines]
+        self.lines = [re.sub(r"\[0 \+ |(?<=\w) \+ 0(?![\w.])", _shorter, line) for line in lines]
+
+    def _placed(self, found: re.Match[str]) -> str:
+        buffer, offset, unit = map(int, found.groups())
+        return str(self.buffers[buffer].start * unit + offset)
 
     @cached_property
     def code(self) -> tuple[str, str]:
         """The functions that a finished program calls, and its statements as the body of a function."""
+        text = "\n".join(self.lines)
+        own = "\n".join(one.replace("$name", name) for one, name in self.functions.items())
+        head = [f"int32_t {', '.join(found)};"] if (found := _variables(text)) else []
+        if f"{BYTES}[" in text or f"{BYTES} +" in text or re.search(rf"\b{BYTES}\b", text):
+            head.insert(0, f"int8_t *const {BYTES} = (int8_t *){WORK};")
+        elif not re.search(rf"\b{WORK}\b", text):
+            head.append(f"(void){WORK};")
         sizes = self.count(INPUT), self.count(self.recipe.output)
         guard = [f"if (has_nan({IMAGE}, {sizes[0]}))", f"    return fill_nan({OUT}, {sizes[1]});"]
-        body = indented([*([] if self._int8 else guard), *self.lines])  # integers read NaN as 0
-        return functions(f"{body} has_nan() fill_nan() largest()"), body
-
-    def _placed(self, found: re.Match[str]) -> str:
-        """Return the address of a mark of ``read``."""
-        return _address(WORK, self.buffers[int(found[1])].start + int(found[2]))
+        body = indented([*head, *([] if self._int8 else guard), *self.lines])
+        return f"{functions(f'{own} {body} has_nan() fill_nan() largest()')}\n{own}", body
 
 
-def _address(base: str, place: int) -> str:
-    return f"{base} + {place}" if place else base
+def _variables(text: str) -> list[str]:
+    """Return the variables of loops."""
+    return sorted(set(re.findall(r"for \((\w) = ", text)))
+
+
+def _shorter(found: re.Match[str]) -> str:
+    return "[" if found[0].startswith("[") else ""

@@ -10,8 +10,8 @@
 int main(void)
 {
     const int failed = ${name}_self_test();
-    printf("flash %d bytes of constants, RAM %d bytes of work memory\n",
-           ${macro}_FLASH_BYTES, ${macro}_ARENA_BYTES);
+    printf("flash %d bytes of constants, RAM %d bytes of work memory\n", ${macro}_FLASH_BYTES,
+           ${macro}_ARENA_BYTES);
     puts(failed ? "self-test failed" : "self-test passed");
     return failed;
 }

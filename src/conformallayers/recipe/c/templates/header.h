@@ -2,12 +2,14 @@ $about
 #ifndef ${macro}_H
 #define ${macro}_H
 
+#include <stdint.h>
+
 #define ${macro}_INPUT_SIZE $inputs
 #define ${macro}_INPUT_SHAPE {$input_shape}
 #define ${macro}_OUTPUT_SIZE $outputs
 #define ${macro}_OUTPUT_SHAPE {$output_shape}
 $labels#define ${macro}_WORK_SIZE $work /* floats */
-/* Bytes of constants; code comes on top. gcc -fstack-usage measures the stack. */
+/* Bytes of constants; code comes on top. */
 #define ${macro}_FLASH_BYTES $flash_bytes
 #define ${macro}_ARENA_BYTES $work_bytes
 #define ${macro}_VERSION "$version" /* of conformallayers */
@@ -35,7 +37,7 @@ int ${name}_predict_with(const float *image, float *out, float *work);
  * an interrupt.
  */
 int ${name}_predict(const float *image, float *out);
-$aliases
+$bytes$aliases
 #ifdef ${macro}_SELF_TEST
 /* Run an image whose outputs are known, in static memory. Returns 0 if they come out, else 1. */
 int ${name}_self_test(void);

@@ -1,202 +1,137 @@
 /*
- * The functions that programs call; a program gets those it needs. A line "//: name" begins each.
- *
- * Suffixes $s: f for float, d for double. $V is the type of weights and values. $get(x, i), $put(y, i, v);
- * and $at(x, i) read, write and point at an entry; doubles are kept in pairs of floats. $N, $P and $E are the
- * name, the parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d;
- * of an entry of POOLS, $I begins a window, $E takes an entry v and $R is the result. Functions call only
- * those before them, or in integers.c.
+ * The functions that programs call; a program gets those it needs. A line "//: name" begins each. Functions use
+ * only those before them. Suffixes $s: f for float, b for int8_t, the type $V. Of "pool", $N is the name, $T the
+ * type of sums; $I begins a sum, $E takes an entry v, $R is the result.
  */
 
-//: load
-/* A double is kept in two floats, which need not lie where a double may. */
-static double load(const float *x, int32_t i)
-{
-    double v;
-    memcpy(&v, x + 2 * (size_t)i, sizeof v);
-    return v;
-}
+//: EACH
+/* A loop over the channels of a block: one step of a machine with vectors, else written out. */
+#if defined(__GNUC__) && !defined(__clang__) && \
+    (defined(__SSE2__) || defined(__ARM_NEON) || defined(__ALTIVEC__))
+#define EACH(count) _Pragma("GCC unroll 1") for (n = 0; n < (count); n++)
+#elif defined(__GNUC__) && !defined(__clang__)
+#define EACH(count) _Pragma("GCC unroll 8") for (n = 0; n < (count); n++)
+#else
+#define EACH(count) for (n = 0; n < (count); n++)
+#endif
 
-//: store
-static void store(float *y, int32_t i, double v)
-{
-    memcpy(y + 2 * (size_t)i, &v, sizeof v);
-}
+//: ADD
+/* Add products to the sums of a block, rounding once where the machine does that as fast. */
+#ifdef FP_FAST_FMAF
+#define ADD(count, sums, weights, value) \
+    EACH(count) (sums)[n] = fmaf((weights)[n], value, (sums)[n])
+#else
+#define ADD(count, sums, weights, value) EACH(count) (sums)[n] += (weights)[n] * (value)
+#endif
 
-//: widen
-static void widen(const float *x, float *y, int32_t n)
+//: copy_rows
+/* Copy the rows that windows read, with zeros at both ends and instead of rows outside of the map.
+   Of planes and of rows: the first, how many, the distance, those of the map, entries apart. */
+static void copy_rows(const float *x, float *to, int32_t plane, int32_t planes, int32_t over,
+                      int32_t depth, int32_t plane_step, int32_t row, int32_t rows, int32_t down,
+                      int32_t height, int32_t row_step, int32_t before, int32_t count,
+                      int32_t after)
 {
-    int32_t i;
-    for (i = 0; i < n; i++)
-        store(y, i, (double)x[i]);
-}
-
-//: narrow
-static void narrow(const float *x, float *y, int32_t n)
-{
-    int32_t i;
-    for (i = 0; i < n; i++)
-        y[i] = (float)load(x, i);
+    const int32_t width = before + count + after;
+    int32_t i, j;
+    for (i = 0; i < planes; i++)
+        for (j = 0; j < rows; j++, to += width) {
+            const int32_t a = plane + i * over, b = row + j * down;
+            memset(to, 0, (size_t)width * sizeof *to);
+            if (a >= 0 && a < depth && b >= 0 && b < height)
+                memcpy(to + before, x + a * plane_step + b * row_step, (size_t)count * sizeof *to);
+        }
 }
 
 //: dot
 /* The dot product: eight sums, so that a compiler may keep them in one vector, of 1,024 numbers. */
-static $V dot$s(const $V *w, const float *x, int32_t n)
+static float dot(const float *w, const float *x, int32_t n)
 {
     double total = 0;
     int32_t i = 0, k;
     while (i + 8 <= n) {
-        $V sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         const int32_t stop = n - i < 1024 ? n : i + 1024;
         for (; i + 8 <= stop; i += 8)
             for (k = 0; k < 8; k++)
-                sums[k] += w[i + k] * $get(x, i + k);
+                sums[k] += w[i + k] * x[i + k];
         for (k = 0; k < 4; k++)
             sums[k] += sums[k + 4];
         total += (double)((sums[0] + sums[2]) + (sums[1] + sums[3]));
     }
     for (; i < n; i++)
-        total += (double)(w[i] * $get(x, i));
-    return ($V)total;
+        total += (double)(w[i] * x[i]);
+    return (float)total;
 }
 
 //: times
-/* y = W x for some vectors x, row after row. */
-static void times$s(const $V *w, const float *x, float *y, int32_t rows,
-                    int32_t columns, int32_t count)
+/* y = W x + b for some vectors x. */
+static void times(const float *w, const float *x, const float *b, float *y, int32_t rows,
+                  int32_t columns, int32_t count)
 {
-    int32_t i, r, n = 0;
-    for (i = 0; i < count; i++, x = $at(x, columns))
-        for (r = 0; r < rows; r++, n++)
-            $put(y, n, dot$s(w + r * columns, x, columns));
+    int32_t i, r;
+    for (i = 0; i < count; i++, x += columns, y += rows)
+        for (r = 0; r < rows; r++)
+            y[r] = dot(w + r * columns, x, columns) + b[r];
 }
 
 //: times_runs
-/* y = W x for the runs of W that are not zero: how many a row has, start and length of each. */
-static void times_runs$s(const $V *w, const uint16_t *runs,
-                         const uint16_t *places, const float *x, float *y, int32_t rows,
-                         int32_t columns, int32_t count)
+/* y = W x + b for the runs of W that are not zero: how many a row has, start and length of each. */
+static void times_runs(const float *w, const uint16_t *runs, const uint16_t *places,
+                       const float *x, const float *b, float *y, int32_t rows)
 {
-    int32_t i, r, k, n = 0;
-    for (i = 0; i < count; i++, x = $at(x, columns)) {
-        const $V *row = w;
-        const uint16_t *place = places;
-        for (r = 0; r < rows; r++, n++) {
-            $V total = 0;
-            for (k = 0; k < runs[r]; k++, place += 2) {
-                total += dot$s(row, $at(x, place[0]), place[1]);
-                row += place[1];
-            }
-            $put(y, n, total);
-        }
-    }
-}
-
-//: form
-/* x' Q x from the diagonal of Q and the rows right of it. */
-static double form$s(const $V *diagonal, const $V *w, const float *x,
-                     int32_t n)
-{
-    double total = 0;
-    int32_t r;
-    for (r = 0; r < n; r++) {
-        const $V rest = dot$s(w, $at(x, r + 1), n - 1 - r);
-        total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
-        w += n - 1 - r;
-    }
-    return total;
-}
-
-//: form_runs
-/* x' Q x from the diagonal of Q and the stretches right of it that are not zero. */
-static double form_runs$s(const $V *diagonal, const $V *w,
-                          const uint16_t *runs, const uint16_t *places, const float *x, int32_t n)
-{
-    double total = 0;
     int32_t r, k;
-    for (r = 0; r < n; r++) {
-        $V rest = 0;
+    for (r = 0; r < rows; r++) {
+        float total = b[r];
         for (k = 0; k < runs[r]; k++, places += 2) {
-            rest += dot$s(w, $at(x, places[0]), places[1]);
+            total += dot(w, x + places[0], places[1]);
             w += places[1];
         }
-        total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
-    }
-    return total;
-}
-
-//: convolve
-/* A convolution over three axes. g: channels in and out, groups; then for the axes the sizes in and
-   out, the kernel, the stride, the dilation, and the zeros before the image. */
-static void convolve$s(const $V *w, const float *x, float *y,
-                       const int32_t *g)
-{
-    const int32_t channels = g[0] / g[2], share = g[1] / g[2];
-    const int32_t *in = g + 3, *to = g + 6, *size = g + 9;
-    const int32_t *step = g + 12, *gap = g + 15, *pad = g + 18;
-    int32_t r, p, q, c, i, j, k, n;
-    for (r = 0; r < g[1]; r++, w += channels * size[0] * size[1] * size[2]) {
-        const int32_t first = (r / share) * channels;
-        const float *image = $at(x, first * in[0] * in[1] * in[2]);
-        for (p = 0; p < to[0]; p++)
-            for (q = 0; q < to[1]; q++, y = $at(y, to[2])) {
-                const $V *row = w;
-                for (n = 0; n < to[2]; n++)
-                    $put(y, n, 0);
-                for (c = 0; c < channels; c++)
-                    for (i = 0; i < size[0]; i++)
-                        for (j = 0; j < size[1]; j++, row += size[2]) {
-                            const int32_t a = p * step[0] + i * gap[0] - pad[0];
-                            const int32_t b = q * step[1] + j * gap[1] - pad[1];
-                            const int32_t place = (c * in[0] + a) * in[1] + b;
-                            const float *line;
-                            if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
-                                continue;
-                            line = $at(image, place * in[2]);
-                            for (k = 0; k < size[2]; k++) {
-                                const int32_t shift = k * gap[2] - pad[2], room = in[2] - 1 - shift;
-                                const int32_t last = room < 0 ? -1 : room / step[2];
-                                const $V weight = row[k];
-                                n = shift < 0 ? (step[2] - 1 - shift) / step[2] : 0;
-                                for (; n < to[2] && n <= last; n++) {
-                                    const $V v = $get(line, n * step[2] + shift);
-                                    $put(y, n, $get(y, n) + weight * v);
-                                }
-                            }
-                        }
-            }
+        y[r] = total;
     }
 }
 
 //: pool
-/* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps
-   from one entry of a window to the next; the size of a window; then, axis by axis, the first
-   entries of all windows and where these end. */
-static void $N$s(const float *x, float *y, const int32_t *g)
+/* Reduce windows over three axes of a map with channels last. g: channels, entries between
+   positions of x and of y; for the axes the sizes in and out, and the steps from one entry of a
+   window to the next; then, axis by axis, the first entries of all windows and where these end. */
+static void $name(const $V *x, $V *y,
+                  const int32_t *g$P)
 {
-    const int32_t *in = g + 1, *to = g + 4, *step = g + 7;
-    const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
-    int32_t c, p, q, r, i, j, k, n = 0;
-    for (c = 0; c < g[0]; c++, x = $at(x, in[0] * in[1] * in[2]))
-        for (p = 0; p < to[0]; p++)
-            for (q = 0; q < to[1]; q++)
-                for (r = 0; r < to[2]; r++, n++) {
-                    $I;
+    const int32_t channels = g[0], *in = g + 3, *to = g + 6, *step = g + 9;
+    const int32_t *a = g + 12, *b = a + 2 * to[0], *d = b + 2 * to[1];
+    int32_t p, q, r, c, i, j, k, n;
+    for (p = 0; p < to[0]; p++)
+        for (q = 0; q < to[1]; q++)
+            for (r = 0; r < to[2]; r++, y += g[2])
+                for (c = 0; c < channels; c += 8) {
+                    const int32_t block = channels - c < 8 ? channels - c : 8;
+                    $T sums[8];
+                    EACH(8) sums[n] = $I;
                     for (i = a[p]; i < a[to[0] + p]; i += step[0])
                         for (j = b[q]; j < b[to[1] + q]; j += step[1])
                             for (k = d[r]; k < d[to[2] + r]; k += step[2]) {
-                                const int32_t place = (i * in[1] + j) * in[2] + k;
-                                const $V v = $get(x, place);
-                                $E;
+                                const $V *v = x + ((i * in[1] + j) * in[2] + k) * g[1] + c;
+                                EACH(8) sums[n] = $E;
                             }
-                    $put(y, n, $R);
+                    for (n = 0; n < block; n++)
+                        y[c + n] =
+                            $R;
                 }
+}
+
+//: window_size
+/* The entries of a window; a, b and d hold where the windows of each axis begin and end. */
+static int32_t window_size(const int32_t *g, int32_t p, int32_t q, int32_t r)
+{
+    const int32_t *to = g + 6, *a = g + 12, *b = a + 2 * to[0], *d = b + 2 * to[1];
+    return (a[to[0] + p] - a[p]) * (b[to[1] + q] - b[q]) * (d[to[2] + r] - d[r]);
 }
 
 //: gather
 /* y[i, j, ...] = x[table[i] + table[j] + ...] with a table for each axis; where an entry is
    negative, the fill value. g: the sizes of the axes, then the tables. */
-static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $V fill)
+static void gather$s(const $V *x, $V *y, const int32_t *g, int32_t axes, $V fill)
 {
     const int32_t *columns = g + axes;
     const int32_t last = g[axes - 1];
@@ -205,7 +140,7 @@ static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $
         rows *= g[k];
         columns += g[k];
     }
-    for (r = 0; r < rows; r++, y = $at(y, last)) {
+    for (r = 0; r < rows; r++, y += last) {
         const int32_t *table = columns;
         int32_t rest = r, start = 0, outside = 0;
         for (k = axes - 2; k >= 0; k--) {
@@ -217,78 +152,34 @@ static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $
             start += place;
         }
         for (i = 0; i < last; i++)
-            if (outside || columns[i] < 0)
-                $put(y, i, fill);
-            else
-                $put(y, i, $get(x, start + columns[i]));
+            y[i] = outside || columns[i] < 0 ? fill : x[start + columns[i]];
     }
 }
 
-//: copy
-/* Copy rows of n entries; how far they lie apart may differ. */
-static void copy$s(const float *x, int32_t from, float *y, int32_t to, int32_t rows, int32_t n)
+//: squares
+/* The sum of squares: none of a float leaves the range of double. */
+static double squares(const float *x, int32_t count)
 {
-    int32_t r;
-    for (r = 0; r < rows; r++)
-        memcpy($at(y, r * to), $at(x, r * from), (size_t)n * sizeof($V));
-}
-
-//: map
-static void $N$s(const float *x, float *y, int32_t n$P)
-{
-    int32_t i;
-    for (i = 0; i < n; i++) {
-        const $V v = $get(x, i);
-$D        const double d = (double)v;
-        $put(y, i, $E);
-    }
-}
-
-//: broadcast
-/* Each number of c meets inner values of x; then c begins again. */
-static void $N$s(const float *x, const $V *c, float *y, int32_t n, int32_t inner,
-                 int32_t length)
-{
-    int32_t i = 0, j, k;
-    while (i < n)
-        for (j = 0; j < length; j++)
-            for (k = 0; k < inner; k++, i++) {
-                const $V v = $get(x, i);
-                $put(y, i, $E);
-            }
-}
-
-//: add
-static void add$s(const float *a, const float *b, float *y, int32_t n)
-{
-    int32_t i;
-    for (i = 0; i < n; i++)
-        $put(y, i, $get(a, i) + $get(b, i));
-}
-
-//: inner
-/* The dot product of two maps: no square of a float leaves the range of double. */
-static double inner$s(const float *a, const float *b, int32_t n)
-{
-    double sums[4] = {0, 0, 0, 0};
-    const int32_t whole = n - n % 4;
-    int32_t i, k;
-    for (i = 0; i < whole; i += 4)
-        for (k = 0; k < 4; k++)
-            sums[k] += (double)$get(a, i + k) * (double)$get(b, i + k);
-    for (i = whole; i < n; i++)
-        sums[0] += (double)$get(a, i) * (double)$get(b, i);
+    double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    const int32_t whole = count - count % 8;
+    int32_t i, n;
+    for (i = 0; i < whole; i += 8)
+        EACH(8) sums[n] += (double)x[i + n] * (double)x[i + n];
+    for (i = whole; i < count; i++)
+        sums[0] += (double)x[i] * (double)x[i];
+    for (n = 0; n < 4; n++)
+        sums[n] += sums[n + 4];
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 //: power_near
 /* A power of two that brings a sum of squares near 1, where it is far from it. */
-static double power_near(double squares)
+static double power_near(double squared)
 {
     int power;
-    if (!(squares > 0) || (squares > 1e-20 && squares < 1e20) || squares > 1e300)
+    if (!(squared > 0) || (squared > 1e-20 && squared < 1e20) || squared > 1e300)
         return 1;
-    (void)frexp(sqrt(squares), &power);
+    (void)frexp(sqrt(squared), &power);
     return ldexp(1, power > 120 ? -120 : power < -120 ? 120 : -power);
 }
 
@@ -313,10 +204,10 @@ static double limited(double t)
 }
 
 //: has_nan
-static int has_nan(const float *x, int32_t n)
+static int has_nan(const float *x, int32_t count)
 {
     int32_t i;
-    for (i = 0; i < n; i++)
+    for (i = 0; i < count; i++)
         if (x[i] != x[i])
             return 1;
     return 0;
@@ -324,19 +215,19 @@ static int has_nan(const float *x, int32_t n)
 
 //: fill_nan
 /* Fill the outputs with NaN. */
-static int fill_nan(float *out, int32_t n)
+static int fill_nan(float *out, int32_t count)
 {
     int32_t i;
-    for (i = 0; i < n; i++)
+    for (i = 0; i < count; i++)
         out[i] = NAN;
     return -1;
 }
 
 //: largest
-static int largest(const float *x, int32_t n)
+static int largest(const float *x, int32_t count)
 {
     int32_t i, best = 0;
-    for (i = 1; i < n; i++)
+    for (i = 1; i < count; i++)
         best = x[i] > x[best] ? i : best;
     return (int)best;
 }

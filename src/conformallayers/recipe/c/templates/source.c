@@ -14,7 +14,7 @@ $about
 
 $constants
 $helpers
-int ${name}_predict_with(const float *image, float *out, float *work)
+static int run(const float *image, ${levels}float *out, float *work)
 {
 $body
     if (has_nan(out, ${macro}_OUTPUT_SIZE))
@@ -22,9 +22,15 @@ $body
     return largest(out, ${macro}_OUTPUT_SIZE);
 }
 
+static float memory[${macro}_WORK_SIZE];
+
+int ${name}_predict_with(const float *image, float *out, float *work)
+{
+    return run(image, ${none}out, work);
+}
+
 int ${name}_predict(const float *image, float *out)
 {
-    static float work[${macro}_WORK_SIZE];
-    return ${name}_predict_with(image, out, work);
+    return run(image, ${none}out, memory);
 }
-$aliases
+$bytes$aliases
