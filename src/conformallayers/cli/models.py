@@ -135,7 +135,8 @@ def export(
     if format == "c":
         from ..recipe.c.export import export_c
 
-        chosen = {name: getattr(options, name) for name in ("name", "example", "report")}
+        names = "name", "optimize", "example", "report"
+        chosen = {name: getattr(options, name) for name in names}
         made = export_c(folded, target, **chosen)
         print(made.report if options.report else made)
         return

@@ -48,11 +48,13 @@ class ExportOptions(FoldOptions):
 
     Args:
         name: Name of the files and functions in C.
+        optimize: speed, or size: for C on processors without vectors or with little flash.
         example: Write an example in C that needs no board, and a Makefile, as well.
-        report: Print flash, RAM and stack of the program in C, and write nothing.
+        report: Print flash and RAM of the program in C, and write nothing.
     """
 
     name: str = "cl_model"
+    optimize: Literal["speed", "size"] = "speed"
     example: bool = False
     report: bool = False
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import conformallayers as cl
 from conformallayers.errors import ConformalError
@@ -86,14 +87,43 @@ def test_a_device_computes_what_torch_computes(folded: Any, made: CExport) -> No
 
 
 @needs_tools
-def test_int8_is_the_same_to_the_bit(folded: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("-U__ARM_FEATURE_DSP",)], ids=["DSP", "plain"])
+def test_int8_is_the_same_to_the_bit(
+    flags: tuple[str, ...], folded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulator, "MACHINE", (*emulator.MACHINE, *flags))
     draw = torch.Generator().manual_seed(0)
-    small = cl.quantize(folded, torch.rand(50, *folded.input_shape, generator=draw))
-    x = torch.rand(3, *folded.input_shape, generator=draw)
-    made = cl.export_c(small, tmp_path, samples=x)
-    run = run_on_device(made, x.numpy(), self_test=True)
+    counts = []
+    for optimize in ("speed", "size"):
+        small = cl.quantize(folded, torch.rand(50, *folded.input_shape, generator=draw))
+        x = torch.rand(3, *folded.input_shape, generator=draw)
+        made = cl.export_c(small, tmp_path, samples=x, optimize=optimize)
+        run = run_on_device(made, x.numpy(), self_test=True)
+        with torch.no_grad():
+            assert np.array_equal(run.outputs, small(x).numpy())
+        counts.append(run.instructions.mean() / made.multiply_adds)
+    if not flags:
+        assert max(counts) < 3
+
+
+@needs_tools
+@pytest.mark.parametrize("flags", [(), ("-U__ARM_FEATURE_DSP",)], ids=["DSP", "plain"])
+def test_windows_of_odd_sizes_on_a_device(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulator, "MACHINE", (*emulator.MACHINE, *flags))
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 10, (3, 2), groups=5), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Conv2d(10, 7, 2, stride=2, dilation=2, padding=1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(42, 3)),
+    )
+    folded = cl.fold(model.eval(), (3, 11, 12))
+    x = torch.rand(20, 3, 11, 12)
+    small = cl.quantize(folded, x)
+    run = run_on_device(cl.export_c(small, tmp_path, samples=x[:3]), x[:3].numpy())
     with torch.no_grad():
-        assert np.array_equal(run.outputs, small(x).numpy())
+        assert np.array_equal(run.outputs, small(x[:3]).numpy())
 
 
 @needs_tools

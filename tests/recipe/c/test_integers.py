@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 import conformallayers as cl
 from conformallayers.recipe.c.text import functions
-from programs import export
+from programs import COMPILER, FLAGS, export, needs_compiler
 
 
 def test_products_have_no_floats() -> None:
@@ -30,3 +33,24 @@ def test_features_take_a_byte_each(tmp_path: Path) -> None:
     assert small.dtype == "int8"
     assert small.output_error == 0
     assert 3 * small.work_bytes < plain.work_bytes
+
+
+@needs_compiler
+def test_images_of_bytes_give_the_outputs_of_floats(tmp_path: Path) -> None:
+    """The bits of torch on bytes / 255, and no predict_u8 for floats."""
+    folded = cl.zoo.load("digits-micro")
+    shape = folded.input_shape
+    small = cl.quantize(folded, torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)))
+    assert "predict_u8" not in export(folded, tmp_path, name="plain").header.read_text("ascii")
+    made = export(small, tmp_path)
+    line = [str(COMPILER), *FLAGS, "-shared", "-fPIC", made.source.name, "-lm", "-o", "all.so"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    library = ctypes.CDLL(str(tmp_path / "all.so"))
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (8, *shape), generator=generator, dtype=torch.uint8)
+    expected = small(images.float() / 255)
+    for image, outputs in zip(images.numpy(), expected, strict=True):
+        out = np.zeros(10, np.float32)
+        best = library.cl_predict_u8(*(ctypes.c_void_p(a.ctypes.data) for a in (image, out)))
+        assert np.array_equal(out, outputs.numpy())
+        assert best == outputs.argmax()

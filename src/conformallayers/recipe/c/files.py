@@ -128,15 +128,13 @@ def texts_of(
     default = name == DEFAULT
     title = f"{name}.h: a folded network. Do not edit: export it again."
     words["about"] = comment([title, *about])
-    words["aliases"] = fill("header_aliases.h", words) if default else ""
-    words["bytes"] = fill("header_bytes.h", words) if program.reads_bytes else ""
+    words |= _optional("header{}.h", words, default, program.reads_bytes)
     header = fill("header.h", words)
     title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
-    words["bytes"] = fill("source_bytes.c", words) if program.reads_bytes else ""
     words["levels"] = "const uint8_t *levels, " if program.reads_bytes else ""
     words["none"] = "NULL, " if program.reads_bytes else ""
-    words["aliases"] = fill("source_aliases.c", words) if default else ""
+    words |= _optional("source{}.c", words, default, program.reads_bytes)
     source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test)
     texts = {result.source: source, result.header: header}
     if result.makefile is not None and result.example is not None:
@@ -145,6 +143,15 @@ def texts_of(
             result.example: fill("example.c", words),
         }
     return texts
+
+
+def _optional(file: str, words: dict[str, Any], default: bool, reads_bytes: bool) -> dict[str, str]:
+    """Return the functions of the default name, and those for images of bytes."""
+    found = {"bytes": fill(file.format("_bytes"), words) if reads_bytes else ""}
+    found["aliases"] = fill(file.format("_aliases"), words) if default else ""
+    if default and reads_bytes:
+        found["aliases"] += fill(file.format("_bytes_aliases"), words)
+    return found
 
 
 def _about(folded: Any, result: CExport, origin: str) -> list[str]:
