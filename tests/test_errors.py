@@ -111,7 +111,7 @@ def image_model() -> cl.ConformalLayers:
 INPUTS = {
     "unbatched": (
         torch.ones(3, 8, 8),
-        ["Conv2d at position 1", "unbatched", "(3, 8, 8)", "x.unsqueeze(0)"],
+        ["Conv2d at position 1", "a batch with 4 axes", "(3, 8, 8)", "x.unsqueeze(0)"],
     ),
     "too many axes": (
         torch.ones(1, 1, 3, 8, 8),

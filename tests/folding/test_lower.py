@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from cases import LINEAR_CASES, Case
 from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
-from conformallayers.nn.extra_layers import ChannelScale, Rescale
+from conformallayers.nn.extra_layers import ChannelScale, Permute, Rescale
 from conformallayers.nn.homogeneous import Channels
 from conformallayers.recipe.layer_operations import Call
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
@@ -75,6 +75,7 @@ FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
     lambda: nn.AlphaDropout(0.3),
     lambda: ChannelScale(torch.rand(4)),
     lambda: Rescale(torch.rand(4, 1), torch.rand(4, 6)),
+    lambda: Permute((1, 0)),
     centre,
 )
 HEAD_CASES = [Case(str(build()), build, (4, 6)) for build in FUNCTIONS] + pools()

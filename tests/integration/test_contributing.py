@@ -137,16 +137,12 @@ def diagonal_bound(module: Any, shape: Shape) -> Tensor:
     return largest
 
 
-def scaled_diagonal(module: Any, x: Tensor, factor: Any) -> Tensor:
-    return x * (module.weight * factor).view(-1, 1, 1)
-
-
 def lower_diagonal(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     scale = to.constant("scale", module.weight.view(-1, 1, 1))
     return to.add(layer.Multiply, value, factor=scale)
 
 
-ROW = LayerSpec(diagonal_bound, scaled_diagonal, rank=4)
+ROW = LayerSpec(diagonal_bound, rank=4)
 
 
 @pytest.fixture(params=["row", "register_linear"])

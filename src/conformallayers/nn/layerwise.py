@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..errors import refusal_at
 from ..functional import (
     Scalar,
     guarded_inverse,
@@ -127,6 +128,12 @@ class LayerFlow(Flow[Points]):
         spec, before = spec_of(path, module), value.segment
         check_input(path, module, spec, tuple(value.x.shape))
         shape, x = tuple(value.x.shape[1:]), run(module, value.x)
+        if x.shape[:1] != value.x.shape[:1]:
+            expected, got = (
+                "a layer that keeps the batch axis",
+                f"an output of shape {tuple(x.shape)}",
+            )
+            raise refusal_at(path, module, expected, got, "Keep axis 0 out of the layer.")
         if not spec.homogeneous:
             return Points(x, value.t, before.then((module, spec, shape)))
         bound = LinearSegment(x, lambda: spec.bound(module, shape) * before.bound())

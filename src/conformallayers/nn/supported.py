@@ -33,7 +33,6 @@ class LayerSpec:
         norm_factor: (module, input shape) → the number by which it multiplies the norm of every
             sample, or None if there is no such number.
         homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
-        weighted: whether a factor of the output can go into its weights.
     """
 
     bound: Bound
@@ -45,7 +44,6 @@ class LayerSpec:
     multiple: bool = False
     norm_factor: Callable[[Any, bounds.Shape], float | None] | None = None
     homogeneous: bool = False
-    weighted: bool = False
 
     def takes(self, shape: bounds.Shape) -> bool:
         """Tell whether samples of a shape have the number of axes that the module fixes."""
@@ -129,11 +127,10 @@ def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
     rank = n + 2
-    weighted: dict[str, Any] = {
+    convolves: dict[str, Any] = {
         "rank": rank,
         "channels": "in_channels",
         "affine": True,
-        "weighted": True,
     }
     dropout = LayerSpec(
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
@@ -150,8 +147,8 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     average = LayerSpec(bounds.avg_pool_bound, rank=rank)
     largest = LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True)
     rows = {
-        "Conv": LayerSpec(bounds.conv_bound, **weighted),
-        "ConvTranspose": LayerSpec(bounds.transposed_bound, **weighted),
+        "Conv": LayerSpec(bounds.conv_bound, **convolves),
+        "ConvTranspose": LayerSpec(bounds.transposed_bound, **convolves),
         **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), average),
         "Dropout": dropout,
         "BatchNorm": batch_norm,
@@ -169,7 +166,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(1),
     **_spatial_rows(2),
     **_spatial_rows(3),
-    nn.Linear: LayerSpec(bounds.linear_bound, channels="in_features", affine=True, weighted=True),
+    nn.Linear: LayerSpec(bounds.linear_bound, channels="in_features", affine=True),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
     nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
@@ -187,7 +184,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
     Rescale: LayerSpec(bounds.rescale_bound, affine=True),
-    Scale: LayerSpec(bounds.gain_bound, multiple=True, weighted=True),
+    Scale: LayerSpec(bounds.gain_bound, multiple=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
     nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),

@@ -44,7 +44,7 @@ def replace_file(
 def replace_files(
     files: Mapping[Any, Iterable[Any]], check: Callable[[str], None] | None = None
 ) -> None:
-    """Write several files as :func:`replace_file` does: all of them, or none."""
+    """Write several files as :func:`replace_file` does; none is renamed before all are written."""
     with staged_files(*files) as staged:
         for temporary, parts in zip(staged, files.values(), strict=True):
             with open(temporary, "wb") as file:

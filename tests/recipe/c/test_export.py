@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shutil
 import subprocess
@@ -362,27 +360,6 @@ def test_equal_folds_give_equal_files(tmp_path: Path) -> None:
         texts.append(made.header.read_bytes() + made.source.read_bytes())
     assert texts[0] == texts[1]
     assert max(map(len, texts[0].decode("ascii").splitlines())) <= 100
-
-
-@pytest.mark.parametrize("existing", [True, False], ids=["replaced", "new"])
-def test_both_files_are_written_or_none(
-    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if existing:
-        (tmp_path / "cl_model.h").write_text("old header")
-        (tmp_path / "cl_model.c").write_text("old source")
-    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    replace = os.replace
-
-    def full(source: Any, target: Any) -> None:
-        if str(target).endswith(".h"):
-            raise OSError(errno.ENOSPC, "no space left")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        export(Fold(network()), tmp_path)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_folders_are_created(tmp_path: Path) -> None:
