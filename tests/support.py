@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
+from conformallayers.folding.scaling import Scaling
 from conformallayers.folding.stages import RadialStage
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.scaling import Scaling
 
 TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)

@@ -15,13 +15,13 @@ from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.fold import stages_by_part
 from .folding.forms import dense_matrix, forms_of, matrix_of, too_many_entries
 from .folding.operators import apply_all, push_constant
+from .folding.scaling import Scaling
 from .folding.stages import AffineStage, HomogeneousMap, RadialStage, Segment, StageGraph
-from .formula import Formula
 from .functional import advance, guarded_ratio, scale_samples
 from .graph.freeze import frozen_wide
 from .nn.activations import RadialActivation
 from .nn.bounds import Shape
-from .scaling import Scaling
+from .nn.formula import Formula
 from .utils.html import Block, Printed, Table, separated
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach

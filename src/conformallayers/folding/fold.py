@@ -13,12 +13,12 @@ from ..graph.trace import Trace
 from ..nn.bounds import Shape
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule, placed
-from ..scaling import Scaling
 from ..utils.fingerprint import fingerprint
 from .folded import Folded
 from .lower_graph import LoweredPart, lower_graph, lower_stages, stages_at, with_followers
 from .merge import merge
 from .plan import Plan, Settings, checked_strategy, optimistic_seconds
+from .scaling import Scaling
 from .stages import RadialStage, StageGraph, stages_of
 from .strategies.base import Cost, Problem
 

@@ -23,10 +23,10 @@ from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe import recipe as recipes
 from ..recipe.recipe import Recipe, RecipeBuilder
-from ..scaling import Scaling
 from .lower import Lowering, add_join, by_sample, find_lowering
 from .operators import Operator, operator_of
 from .plan import Plan, Settings, make_plan
+from .scaling import Scaling
 from .stages import (
     ActivationSite,
     AffineStage,

@@ -34,8 +34,8 @@ from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.registry import is_homogeneous
-from ..scaling import Scaling
 from .operators import Operator, apply_all, operator_of, push_constant
+from .scaling import Scaling
 
 
 @dataclass(frozen=True)

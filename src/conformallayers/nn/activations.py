@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import first_line, is_real, refusal
-from ..formula import FUNCTIONS, Formula
 from ..functional import Scalar, positive, scale_samples, squared_norm, wide_dtype
+from .formula import FUNCTIONS, Formula
 
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..formula import FUNCTIONS, OPERATORS, Formula, parse
+from ..nn.formula import FUNCTIONS, OPERATORS, Formula, parse
 from .operation import (
     Operation,
     Positive,

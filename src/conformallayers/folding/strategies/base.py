@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ...scaling import Scaling
 from ..forms import Forms, forms_of, matrix_of, rounding, stacked_layers, too_many_entries
 from ..operators import CONVOLUTIONS, Operator, is_plain
+from ..scaling import Scaling
 from ..stages import ActivationSite, Layer, RadialStage
 
 BATCH = 64  # the batch size that costs are compared at

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...formula import FUNCTIONS, OPERATORS, Formula
+from ...nn.formula import FUNCTIONS, OPERATORS, Formula
 from .. import point_operations as point
 from .constants import number
 from .layers import factor_text, scale

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formula import FUNCTIONS, OPERATORS, Formula
+from ...nn.formula import FUNCTIONS, OPERATORS, Formula
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...formula import FUNCTIONS
+from ...nn.formula import FUNCTIONS
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point

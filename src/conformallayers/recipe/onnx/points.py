@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formula import FUNCTIONS
+from ...nn.formula import FUNCTIONS
 from .. import layer_operations as layer
 from .. import point_operations as point
 from ..integer_arithmetic import IntegerArithmetic

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import functional
-from ...formula import FUNCTIONS
 from ...functional import block_size, full_precision, norm_pool, transformed, wide_dtype
+from ...nn.formula import FUNCTIONS
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformallayers.formula import FUNCTIONS, OPERATORS, Formula, parse
+from conformallayers.nn.formula import FUNCTIONS, OPERATORS, Formula, parse
 
 Q = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
 TORCH = {name: getattr(torch, name) for name in FUNCTIONS}
