@@ -57,14 +57,6 @@ def copies_entries(weights: Array) -> bool:
     return len(weights) == 1 and bool((weights == 1).all())
 
 
-def as_matrix(n: int, table: Table, weights: Array | float = 1.0) -> Array:
-    """Return a table and its weights as a matrix (positions, n); -1 gives a row of zeros."""
-    matrix = np.zeros((table.shape[1], n + 1))
-    rows = np.broadcast_to(np.arange(table.shape[1]), table.shape)
-    np.add.at(matrix, (rows, table), weights)
-    return matrix[:, :n]
-
-
 def turned(
     op: layer.ConvTranspose, shape: Shape, result: Shape, weight: Array
 ) -> tuple[list[Table], Array]:

@@ -232,7 +232,7 @@ def _chain(program: Program, y: str, last: bool = True) -> tuple[str, Epilogue]:
         The value that is written, and what happens to each number before.
     """
     epilogue, over = Epilogue(), None
-    while program.speed and len(program.readers.get(y, ())) == 1 and y != program.recipe.output:
+    while len(program.readers.get(y, ())) == 1 and y != program.recipe.output:
         (index,) = program.readers[y]
         op = program.recipe.operations[index]
         others = [name for name in op.inputs if name != y]
