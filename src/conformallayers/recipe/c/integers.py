@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import integer_operations as integer
 from ..places import Array
+from ..recipe import INPUT
 from .constants import number
 from .kernels import Axis, Lines, is_padded, total
 from .layers import broadcast, by, each, pool
@@ -30,7 +31,7 @@ _SMALL = 2**30  # numbers below it add up to 32 bits
 
 
 def _pixels(op: integer.Quantize | integer.QuantizePoint, program: Program, statement: str) -> None:
-    """Append loops over the image in its order, with a statement of the number v and its place {to}."""
+    """Append loops over an image or a map, with a statement of the number v and its place {to}."""
     x, shape = op.inputs[0], program.shape(op.inputs[0])
     channels, positions = shape[0], prod(shape[1:])
     shift = "0.0f"
@@ -40,19 +41,17 @@ def _pixels(op: integer.Quantize | integer.QuantizePoint, program: Program, stat
         name, unit = program.array(op.addend, array, "int8_t"), number(2.0**-op.exponent, "float")
         index = f"j * {positions} + i" if array.size > channels else "j" if array.size > 1 else "0"
         shift = f"{unit} * (float){name}[{index}]"
+    image = x == INPUT and program.reads_bytes
+    arrays = "image, levels" if image else f"{program.read(x)}, NULL"
+    place = f"i * {channels} + j" if program.is_last(x) else f"j * {positions} + i"
     program.emit(
         f"for (j = 0; j < {channels}; j++) {{",
         f"for (i = 0; i < {positions}; i++) {{",
-        f"const float v = pixel({x_name(program, x)}, j * {positions} + i, {shift});",
+        f"const float v = pixel({arrays}, {place}, {shift});",
         statement.replace("{to}", f"i * {channels} + j"),
         "}",
         "}",
     )
-
-
-def x_name(program: Program, x: str) -> str:
-    """Return the arrays of the image, of which one is there."""
-    return "image, levels" if program.reads_bytes else f"{program.read(x)}, NULL"
 
 
 @WRITE.runs(integer.Quantize)
