@@ -136,7 +136,10 @@ def _feature(
     most: int,
 ) -> str:
     """Return the feature of a product with a multiplier; ``most`` bounds its quotient by 2^shift."""
-    added = 0 if op.addend is None else int(np.abs(program.constant(op.addend)).max())
+    # In 64 bits, as the magnitude of the least 32-bit number has no 32-bit one.
+    added = (
+        0 if op.addend is None else int(np.abs(program.constant(op.addend).astype(np.int64)).max())
+    )
     plain = factor == "-1" and op.addend is None
     if max(most, added) >= _SMALL:
         return f"feature_of_large({product}, {op.shift}, {int(not plain)}, {addend}, {op.low})"

@@ -149,7 +149,7 @@ static void gather$s(const $V *x, $V *y, const int32_t *g, int32_t axes, $V fill
             place = table[rest % g[k]];
             rest /= g[k];
             outside |= place < 0;
-            start += place;
+            start += outside ? 0 : place;
         }
         for (i = 0; i < last; i++)
             y[i] = outside || columns[i] < 0 ? fill : x[start + columns[i]];
