@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.container import ConformalLayers
 from conformallayers.errors import ConformalError
+from conformallayers.folding.fold import fold
 from conformallayers.graph.trace import trace
 from conformallayers.nn import extra_layers, layers
 from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
@@ -143,7 +144,8 @@ class Generator:
                 proposed = self._proposal(shape, _options_by_class(cases, len(shape) - 1))
                 ConformalLayers(proposed)
                 out = output_shape(proposed, shape)
-                if 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape):
+                fits = 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape)
+                if fits and not (self.portable and _is_call(proposed, shape)):
                     trace(ConformalLayers(proposed), shape)
                     return proposed
 
@@ -308,6 +310,12 @@ def output_shape(module: nn.Module, shape: Shape) -> Shape:
         out = module(torch.zeros(1, *shape, dtype=dtype))
         module.train(was)
     return tuple(out.shape[1:])
+
+
+def _is_call(module: nn.Module, shape: Shape) -> bool:
+    """Check for a layer that only torch runs, such as a linear interpolation."""
+    operations = fold(ConformalLayers(module), shape, strategy="layers").recipe.operations
+    return any(op.kind == "call" for op in operations)
 
 
 def _is_tie(module: nn.Module, shape: Shape) -> bool:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import conformallayers as cl
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.c.kernels import Epilogue, Windows, conv_lines, in_blocks, tile
@@ -222,3 +223,19 @@ def test_sizes_are_literals_and_one_function_serves_equal_shapes() -> None:
     text = "\n".join(conv_lines(windows, Epilogue(), "convolution", speed=True))
     assert "for (e = 0; e < 48; e++)" in text
     assert "ADD(8, a00, k, line[j * 112 + e]);" in text
+
+
+@needs_compiler
+def test_a_map_times_a_matrix_is_added_to_a_convolution() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.rows = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x) + self.rows(x)
+
+    torch.manual_seed(0)
+    first = torch.nn.Conv2d(3, 3, 3, padding=1)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), Both(), torch.nn.BatchNorm2d(3)).eval()
+    check_programs([cl.fold(model, (3, 4, 4)).recipe], *SANITIZED)

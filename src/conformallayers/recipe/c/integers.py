@@ -41,9 +41,11 @@ def _pixels(op: integer.Quantize | integer.QuantizePoint, program: Program, stat
         name, unit = program.array(op.addend, array, "int8_t"), number(2.0**-op.exponent, "float")
         index = f"j * {positions} + i" if array.size > channels else "j" if array.size > 1 else "0"
         shift = f"{unit} * (float){name}[{index}]"
+    if x != INPUT:
+        x = dense(program, last(program, x)) if len(shape) > 1 else first(program, x)
     image = x == INPUT and program.reads_bytes
     arrays = "image, levels" if image else f"{program.read(x)}, NULL"
-    place = f"i * {channels} + j" if program.is_last(x) else f"j * {positions} + i"
+    place = f"j * {positions} + i" if x == INPUT else f"i * {channels} + j"
     program.emit(
         f"for (j = 0; j < {channels}; j++) {{",
         f"for (i = 0; i < {positions}; i++) {{",

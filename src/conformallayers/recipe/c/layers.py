@@ -236,7 +236,11 @@ def _chain(program: Program, y: str, last: bool = True) -> tuple[str, Epilogue]:
         (index,) = program.readers[y]
         op = program.recipe.operations[index]
         others = [name for name in op.inputs if name != y]
-        if not all(map(program.available, others)) or not _append(op, program, y, epilogue):
+        # The kernels count entries and channels of maps whose channels come last.
+        by_place = isinstance(op, (layer.Add, *_BROADCASTS)) and len(program.shape(y)) > 1
+        if not all(map(program.available, others)) or (by_place and not last):
+            break
+        if not _append(op, program, y, epilogue):
             break
         if isinstance(op, layer.Add):
             over = others[0]

@@ -170,7 +170,8 @@ def plan_parts(program: Program) -> None:
             continue
         start = 0
         for x in op.inputs:
-            if len(program.readers[x]) == 1 and isinstance(writers.get(x), _PARTS):
+            alone = len(program.readers[x]) == 1 and op.inputs.count(x) == 1
+            if alone and isinstance(writers.get(x), _PARTS):
                 program.part(x, op.outputs[0], start)
             start += program.shape(x)[0]
 
