@@ -239,3 +239,19 @@ def test_a_map_times_a_matrix_is_added_to_a_convolution() -> None:
     first = torch.nn.Conv2d(3, 3, 3, padding=1)
     model = torch.nn.Sequential(first, torch.nn.ReLU(), Both(), torch.nn.BatchNorm2d(3)).eval()
     check_programs([cl.fold(model, (3, 4, 4)).recipe], *SANITIZED)
+
+
+@needs_compiler
+def test_a_flattened_map_between_layers_is_quantised_in_order() -> None:
+    torch.manual_seed(0)
+    layers = cl.ConformalLayers(
+        *(cl.Gnomonic(1.0), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveMaxPool2d(3)),
+        *(cl.Conv2d(4, 6, 2, bias=False), cl.ReSPro(1.0, projective=True)),
+        offset=0.5,
+    )
+    folded = cl.fold(layers.eval(), (4, 6, 9), strategy="dense")
+    recipe = cl.quantize(folded, torch.rand(16, 4, 6, 9)).recipe
+    shapes = recipe.shapes()
+    quantised = [op for op in recipe.operations if isinstance(op, integer.Quantize)]
+    assert [len(shapes[op.inputs[0]]) for op in quantised] == [1]
+    check_programs([recipe], *SANITIZED)
