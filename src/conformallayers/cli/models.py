@@ -70,7 +70,6 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
 
     folded = _folded(model, "fold", options or FoldOptions())
     print(folded.explain())
-    out.parent.mkdir(parents=True, exist_ok=True)
     save(folded, out)
     _print_written(out)
 
@@ -102,7 +101,6 @@ def quantize(
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
-    out.parent.mkdir(parents=True, exist_ok=True)
     save(quantized, out)
     _print_written(out)
 
@@ -140,7 +138,6 @@ def export(
         made = export_c(folded, target, **chosen)
         print(made.report if options.report else made)
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     if format == "onnx":
         from ..recipe.onnx.export import export_onnx
 

@@ -55,7 +55,6 @@ def build_zoo(
             remedy = "Take the data set and the versions that it was trained with."
             raise refusal(f"zoo build: {name}", expected, str(share), remedy)
         folds[name] = folded
-    out.mkdir(parents=True, exist_ok=True)
     records = []
     for name, folded in folds.items():
         save(folded, path := out / f"{name}{ENDING}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import io
 import json
 import os
@@ -24,19 +23,12 @@ def kind_of_file(mode: int) -> str:
     return "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
 
 
-def require_parent(path: Path) -> None:
-    """Raise FileNotFoundError if the folder of a file that is to be written does not exist."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "No such folder; create it first", folder)
-
-
 def replace_file(
     path: Path, parts: Iterable[Any], check: Callable[[str], None] | None = None
 ) -> None:
     """Write bytes under a temporary name in the same folder, flush them to disk, and rename.
 
-    The folder must exist. If ``check``, which looks at the temporary file, raises, nothing is left behind.
+    A missing folder is created. If ``check``, which looks at the temporary file, raises, nothing is left behind.
     """
     replace_files({path: parts}, check)
 
@@ -109,11 +101,11 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the permissions of a file that is to be replaced, None if it does not exist."""
-    require_parent(path)
+    """Return the permissions of a file that is to be replaced; if there is none, create its folder and return None."""
     try:
         before = os.stat(os.path.realpath(path)).st_mode
     except FileNotFoundError:
+        os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)
         return None
     if not stat.S_ISREG(before):
         expected, remedy = "a file or a free name", "Give the path of a file."

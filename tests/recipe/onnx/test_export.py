@@ -161,10 +161,9 @@ def test_what_cannot_be_exported_is_refused_by_name(
     assert not list(path.parent.iterdir())
 
 
-def test_a_missing_folder_is_told_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "onnx_model", None)  # nothing is built before
-    with pytest.raises(FileNotFoundError, match="No such folder; create it first"):
-        export_onnx(network(), path.parent / "none" / "net.onnx")
+def test_a_missing_folder_is_created(path: Path) -> None:
+    export_onnx(network(), path.parent / "new" / "one" / "net.onnx")
+    assert [file.name for file in (path.parent / "new" / "one").iterdir()] == ["net.onnx"]
 
 
 def test_a_missing_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
-    out.mkdir(parents=True, exist_ok=True)
     how: Any = {"verify": options.verify, "where": "inspect --dataset"}
     notes = loaded.about, loaded.labels, shape
     dataset = load_test(options.dataset, *notes, options.data_root, **how)

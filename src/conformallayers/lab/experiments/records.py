@@ -122,7 +122,6 @@ class Records:
         }
         line = command_line(shlex.split(self.command), changed)
         self._source = {**provenance(line, before), "options": settings}
-        options.out.mkdir(parents=True, exist_ok=True)
 
     def _key(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.key)

@@ -57,7 +57,6 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
         expected, got = f"a page of at most {size(LIMIT)}", size(len(text))
         remedy = 'Fold with strategy="conv" and in float32, or give fewer files.'
         raise refusal("playground", expected, got, remedy)
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, [text])
     return out
 

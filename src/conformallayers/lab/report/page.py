@@ -37,7 +37,6 @@ def write_page(out: Path, heading: str, sections: dict[str, list[Block]]) -> Pat
     page = f"<main><h1>{escape(heading)}</h1>{made}\n{body}</main>"
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     text = f'<!DOCTYPE html>\n<html lang="en"><head>{meta}{head}</head><body>{page}</body></html>\n'
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, [text.encode()])
     return out
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ... import __version__
 from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...functional import full_precision, relative_error
-from ...utils.files import Path, replace_file, require_parent
+from ...utils.files import Path, replace_file
 from ..places import Array
 from ..point_operations import Advance
 from ..recipe import INPUT, Recipe
@@ -62,7 +62,7 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
         >>> torch.allclose(torch.from_numpy(y), folded(x), rtol=1e-4)
         True
     """
-    _check_arguments(folded, path, opset)
+    _check_arguments(folded, opset)
     onnx = _package("onnx")
     model = onnx_model(folded.recipe, folded.dtype, _newest() if opset is None else opset)
     onnx.helper.set_model_props(model, _metadata(folded))
@@ -125,14 +125,13 @@ def _check_fold(folded: object) -> None:
         raise refusal(_WHERE, "a fold with numbers", "one on meta", "Load its state first.")
 
 
-def _check_arguments(folded: object, path: Path, opset: object) -> None:
+def _check_arguments(folded: object, opset: object) -> None:
     _check_fold(folded)
     if opset is not None and (
         isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]
     ):
         expected, remedy = f"a number from {OPSETS[0]} to {OPSETS[1]}", "Leave opset out."
         raise refusal("export_onnx(opset=...)", expected, repr(opset), remedy)
-    require_parent(path)  # now, not after some seconds of work
 
 
 def _package(name: str, purpose: str = "export_onnx") -> Any:
