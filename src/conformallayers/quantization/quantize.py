@@ -75,14 +75,16 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if integer_values(folded.recipe.operations):
         raise refusal(_WHERE, "a fold in floats", "one in int8", "Quantize the fold it came from.")
     shape = f"(N, {', '.join(map(str, folded.input_shape))})"
-    expected = f"a dense tensor of floats of shape {shape}"
+    expected = f"one tensor of images {shape}, floats as the network was trained on"
     if not isinstance(images, Tensor):
-        remedy = "Stack a few hundred training images: torch.stack(images)."
+        remedy = "Take some batches of training images: torch.cat([x for x, _ in batches])."
         raise refusal(_WHERE, expected, type(images).__name__, remedy)
-    fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
-    if not fits or not images.is_floating_point() or images.layout != torch.strided:
-        got = f"{tuple(images.shape)}, {images.dtype}, {images.layout}"
-        raise refusal(_WHERE, expected, got, _SCALED)
+    if tuple(images.shape[1:]) != folded.input_shape or not len(images):
+        remedy = "Give a few hundred training images of the shape that the fold takes."
+        raise refusal(_WHERE, expected, f"one of {tuple(images.shape)}", remedy)
+    if not images.is_floating_point() or images.layout != torch.strided:
+        kind = images.dtype if images.layout == torch.strided else images.layout
+        raise refusal(_WHERE, expected, f"one of {kind}", _SCALED)
     x = images.detach().to(device="cpu", dtype=folded.dtype)
     if not bool(x.isfinite().all()) or not x.any():
         got = "zeros alone" if x.isfinite().all() else f"some that are not finite in {x.dtype}"
