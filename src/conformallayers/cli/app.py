@@ -76,11 +76,15 @@ def _run(words: Sequence[str]) -> None:
 
 def _usage_error(error: "CycloptsError") -> str:
     """Return one line about a wrong command line, with a suggestion for an unknown option."""
-    from cyclopts import UnknownOptionError
+    from cyclopts import UnknownOptionError, UnusedCliTokensError
 
     from ..utils.text import suggest
 
     error.verbose = False
+    if isinstance(error, UnusedCliTokensError):
+        command = " ".join(["conformallayers", *(error.command_chain or ())])
+        unused = " ".join(error.unused_tokens or ())
+        return f'unexpected "{unused}" behind {command}. See {command} --help.'
     if not isinstance(error, UnknownOptionError):
         return " ".join(str(error).split())
     option = (error.token.keyword or error.token.value).partition("=")[0]
