@@ -17,6 +17,7 @@ from conformallayers.lab.training.own_networks import (
     is_own,
     source_hash,
 )
+from conformallayers.lab.training.train import train
 from picture_folders import NETWORK, make_network
 from support import assert_says
 
@@ -97,8 +98,15 @@ def test_wrong_outputs_are_refused_before_training() -> None:
 
     check(nn.Flatten(), nn.LazyLinear(4))
     expected = "expected scores of shape (2, 4) for images of (2, 3, 9, 12)"
-    assert_says(lambda: check(nn.Flatten()), expected, "got (2, 324)")
+    assert_says(lambda: check(nn.Flatten(), nn.Linear(324, 3)), expected, "got (2, 3)")
     assert_says(lambda: check(nn.Linear(5, 4)), expected, "RuntimeError")
+
+
+def test_network_without_parameters_is_refused(tmp_path: Path) -> None:
+    file = make_network(tmp_path / "net.py", "from torch import nn\nMyNet = nn.Flatten\n")
+    message = "network: expected parameters to train, got none."
+    assert_says(lambda: train(f"{file}:MyNet", "digits", out=tmp_path / "run"), message)
+    assert not (tmp_path / "run").exists()
 
 
 def test_paper_network_takes_no_other_size() -> None:

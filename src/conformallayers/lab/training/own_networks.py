@@ -114,9 +114,12 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
     from ...container import ConformalLayers, layer_by_layer
     from ...folding.fold import fold
 
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        remedy = "Give it layers with weights; conformallayers fold takes one without."
+        raise refusal("network", "parameters to train", "none", remedy)
     expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
     remedy = "Let the network take num_classes and in_shape as arguments."
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = next(model.parameters()).device
     try:
         with torch.no_grad(), layer_by_layer():
             scores = model.eval()(torch.zeros(2, *shape, device=device))

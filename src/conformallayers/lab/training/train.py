@@ -116,8 +116,6 @@ def train(
         if config.validation:
             train_set, held_out = source.split(config.validation)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
-        if config.is_own:
-            check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
             run_folder.prepare_folder(folder, config, resume)
         ranks.barrier()
@@ -196,6 +194,8 @@ class _Run:
         self.held_out, self.ranks = held_out, ranks
         images, labels = train_set.train_images, train_set.train_labels
         self.model = config.build().to(config.device)
+        if config.is_own:
+            check_outputs(self.model, config.input_shape, config.classes)
         for module in self.model.modules():
             if isinstance(module, Centre):
                 module.fit(mean_image(images, config.input_shape))
