@@ -37,10 +37,22 @@ def test_grey_network_is_measured_on_a_folder_of_pictures(tmp_path: Path) -> Non
     assert found["folded"] > 0.9
 
 
-def test_images_of_another_shape_are_refused() -> None:
+def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 3, 8), cl.ReSPro(), cl.Flatten())
+    cl.save(cl.fold(model, (1, 8, 8)), path := tmp_path / "net.safetensors")
     assert_says(
-        lambda: evaluate.evaluate("digits-micro", "shapes"),
+        lambda: evaluate.evaluate(path, "shapes"),
         "expected images of (1, 8, 8), got (1, 32, 32). Name a set of such images",
+    )
+
+
+def test_other_classes_are_refused(tmp_path: Path) -> None:
+    """Of CIFAR-10 and digits, say: a share of correct ones would mean nothing."""
+    labels = tuple("abcdefghij")
+    cl.save(cl.zoo.load("digits-micro"), path := tmp_path / "net.safetensors", labels=labels)
+    assert_says(
+        lambda: evaluate.evaluate(path, "digits"),
+        "evaluate --dataset: expected classes among a, b, c, d, e, f, g, h, i, j, got 0, 1, 2",
     )
 
 

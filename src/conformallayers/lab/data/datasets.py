@@ -266,7 +266,7 @@ def load_test(
         raise refusal(where, expected, "none", "Name a data set, such as mnist.")
     if not is_pictures(name):
         data = load(name, root, verify=verify)
-        return data if digest is None or labels is None else _renumbered(data, labels, where)
+        return data if labels is None else _renumbered(data, labels, where)
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != digest:
         if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
