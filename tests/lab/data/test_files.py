@@ -81,6 +81,22 @@ def test_broken_archives_are_refused(cifar: Path, tmp_path: Path) -> None:
     assert [path.name for path in root.iterdir()] == [path.name]
 
 
+def test_files_that_unpack_to_gigabytes_are_refused(
+    mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_LARGEST", 2**20)
+    (mnist / f"{NAMES[0]}.gz").write_bytes(gzip.compress(bytes(2**20 + 1)))
+    (mnist / NAMES[0]).unlink()
+    with pytest.raises(cl.ConformalError, match=r"ubyte.gz: expected at most 1 MiB, got more"):
+        load("mnist", tmp_path, verify=False)
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        huge = tarfile.TarInfo("data_batch_1.bin")
+        huge.pax_headers = {"comment": "0" * 2**20}
+        archive.addfile(huge)
+    with pytest.raises(cl.ConformalError, match=r"tar.gz: expected at most 1 MiB, got more"):
+        load("cifar10", tmp_path, verify=False)
+
+
 IMAGES, LABELS = NAMES[0], NAMES[1]
 BROKEN: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "empty": (IMAGES, lambda data: b"", "a whole idx file of unsigned bytes, N × 28 × 28"),

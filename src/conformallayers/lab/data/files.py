@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ...errors import first_line, refusal
 from ...utils.files import replace_file
+from ...utils.text import size
 from ..checks import require_choice
 from .catalogue import LAYOUTS, NAMES, WITHOUT_FILES
 
@@ -28,6 +29,7 @@ VARIABLE = "CONFORMALLAYERS_DATA"
 _AGAIN = "Get the file again."
 _TIMEOUT = 60.0  # seconds without a byte
 _CIFAR = (3, 32, 32)
+_LARGEST = 2**29  # bytes of a file or archive, unpacked: three times the archive of CIFAR-10
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -80,18 +82,28 @@ def read_files(name: str, root: Path) -> Iterator[tuple[str, Path, bytes]]:
 def _unpack(data: bytes, path: str, wanted: Collection[str]) -> dict[str, bytes]:
     """Return the bytes of the wanted files from a tar archive, a gzipped file, or the file itself."""
     try:
+        if path.endswith(".gz"):
+            with gzip.open(io.BytesIO(data)) as stream:
+                data = _read(stream, path)
         if not path.endswith(".tar.gz"):
-            return dict.fromkeys(wanted, gzip.decompress(data) if path.endswith(".gz") else data)
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            members = (
-                (Path(one.name).name, archive.extractfile(one)) for one in archive if one.isreg()
-            )
-            found = {name: file.read() for name, file in members if name in wanted and file}
-            return {name: found[name] for name in wanted}
+            return dict.fromkeys(wanted, data)
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            members = {
+                Path(one.name).name: one for one in archive if one.isreg() and not one.issparse()
+            }
+            return {name: archive.extractfile(members[name]).read() for name in wanted}  # type: ignore[union-attr]
     except KeyError as error:
         raise refusal(path, f"an archive with {error.args[0]}", "one without", _AGAIN) from error
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise refusal(path, "a file that can be read", first_line(error), _AGAIN) from error
+
+
+def _read(stream: Any, path: str) -> bytes:
+    """Read a stream of limited size: a few compressed kilobytes may hold gigabytes."""
+    data: bytes = stream.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise refusal(path, f"at most {size(_LARGEST)}", "more", _AGAIN)
+    return data
 
 
 def md5(data: bytes) -> str:
@@ -174,7 +186,6 @@ def fetch(name: str, root: Path, source: str | None) -> list[Path]:
         wanted = layout.checksums if layout.archive else [file]
         for one, data in _download(base, layout.stored_names(file), wanted).items():
             _check_md5(data, layout.checksums[one], f"{base}/{one}")
-            target.mkdir(parents=True, exist_ok=True)
             replace_file(target / one, [data])
             written.append(target / one)
     return written
@@ -186,7 +197,9 @@ def _download(base: str, names: tuple[str, str], wanted: Collection[str]) -> dic
     for name in names:
         try:
             with urllib.request.urlopen(f"{base}/{name}", timeout=_TIMEOUT) as stream:
-                return _unpack(stream.read(), name, wanted if name == names[1] else [names[0]])
+                return _unpack(
+                    _read(stream, name), name, wanted if name == names[1] else [names[0]]
+                )
         except (OSError, HTTPException) as error:
             reasons.append(f"{base}/{name}: {error}")
     remedy = "Name the folder that holds the files, or its address."
