@@ -231,6 +231,10 @@ def test_what_a_model_must_be() -> None:
     assert_says(lambda: cl.convert(model, 3), "convert(input_shape=...)", "without the batch axis")
     conformal = nn.Sequential(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()))
     assert_says(lambda: cl.convert(conformal, SHAPE), "a plain model", "ConformalLayers")
+    folded = nn.Sequential(cl.fold(nn.Conv2d(3, 4, 3), SHAPE))
+    assert_says(lambda: cl.convert(folded[0], SHAPE), "convert(model)", "got a Folded")
+    assert "It is folded already: convert the model" in refusal_of(folded)[0]
+    assert_says(lambda: cl.convert(model, (8, 8, 3)), "first axis: (3, 8, 8)?")
     lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU())
     assert_says(lambda: cl.convert(lazy, SHAPE), "uninitialised parameters", "model(x)")
     assert_says(lambda: cl.convert(nn.Sequential(), SHAPE), "a model of layers")

@@ -117,6 +117,7 @@ INPUTS = {
         torch.ones(1, 1, 3, 8, 8),
         ["Conv2d at position 1", "4 axes", "(1, 1, 3, 8, 8)"],
     ),
+    "channels last": (torch.ones(7, 8, 8, 3), ["channels last?", "x.permute(0, 3, 1, 2)"]),
     "channels": (torch.ones(7, 5, 8, 8), ["Conv2d at position 1", "in_channels=3", "(7, 5, 8, 8)"]),
     "integers": (
         torch.ones(2, 3, 8, 8, dtype=torch.int64),

@@ -243,7 +243,10 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 
 def test_images_that_are_too_large_are_refused_before_anything_is_built() -> None:
     model = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
-    with pytest.raises(cl.ConformalError, match=r"inspect\(model\): .*12288 coefficients.*smaller"):
+    with pytest.raises(
+        cl.ConformalError,
+        match=r"inspect\(model\): .*got larger ones: .*12288 coefficients.*smaller",
+    ):
         cl.inspect(model, (3, 64, 64))
 
 

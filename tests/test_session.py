@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,6 +144,8 @@ def test_wrong_networks_and_inputs_are_refused() -> None:
     run = cl.Session(fold(), engine="torch")
     with pytest.raises(cl.ConformalError, match=r"Add the batch axis with x\[None\]"):
         run(np.zeros((2, 10, 10)))
+    with pytest.raises(cl.ConformalError, match=r"channels last .* x\.transpose\(0, 3, 1, 2\)"):
+        run(np.zeros((1, 10, 10, 2)))
     with pytest.raises(cl.ConformalError, match="an array of real numbers, got complex128"):
         run(np.zeros((1, 2, 10, 10), complex))
     with pytest.raises(cl.ConformalError, match="a tensor on the CPU, got one on meta"):
@@ -159,6 +163,15 @@ def test_a_session_keeps_its_own_fold() -> None:
         folded = changed.float()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sessions_are_copied_and_pickled(engine: str) -> None:
+    need(engine)
+    run, x = cl.Session(fold(), engine=engine, threads=1), torch.rand(2, 2, 10, 10)
+    for again in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert (again.engine, again.threads) == (engine, 1)
+        assert torch.equal(again(x), run(x))
+
+
 def test_autocast_and_devices_of_the_caller_do_not_matter() -> None:
     folded = fold()
     x = torch.rand(2, 2, 10, 10)
@@ -172,7 +185,7 @@ def test_autocast_and_devices_of_the_caller_do_not_matter() -> None:
 def test_bytes_are_refused_unless_the_notes_say_that_white_is_255() -> None:
     folded, x = fold(), np.ones((1, 2, 10, 10), np.uint8)
     for run in (cl.Session(folded, engine="numpy"), cl.Session(folded, engine="torch")):
-        with pytest.raises(cl.ConformalError, match=r"got bytes\. Scale them as in training"):
+        with pytest.raises(cl.ConformalError, match=r"got bytes\. Scale them to floats"):
             run(x)
     with pytest.raises(cl.ConformalError, match=r"torch.uint8\. Scale the bytes as in training"):
         folded(torch.from_numpy(x))

@@ -278,6 +278,8 @@ def _cuts(graph: Graph, number: int) -> bool:
 def _problem(node: Node) -> str | None:
     """Return why a node cannot stand in a ConformalLayers and what to do, or None."""
     module = node.module
+    if hasattr(module, "recipe"):
+        return "It is folded already: convert the model with its layers, then fold."
     if any(path for path in node.constants) and node.kind != "other":
         return f"{node.call} reads {node.constants[0]}. Use the module that has it, or cl.Scale."
     if node.kind != "other":

@@ -65,8 +65,16 @@ def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> Non
     white = (about or {}).get("white")
     if dtype == "uint8" and white != 255:
         expected = f"pixels from 0 to {white:g}" if is_real(white) else "floating-point numbers"
-        remedy = "Divide them by 255." if white == 1 else "Scale them as in training."
+        remedy = (
+            "Divide them by 255." if white == 1 else "Scale them to floats as in training: x / 255."
+        )
         raise refusal(where, expected, "bytes", remedy)
+
+
+def channels_last(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Check whether a sample has the expected shape with its channels behind the other axes."""
+    first, rest = tuple(expected[:1]), tuple(expected[1:])
+    return bool(rest) and tuple(shape) == (*rest, *first) != tuple(expected)
 
 
 def is_real(value: object) -> TypeGuard[float]:

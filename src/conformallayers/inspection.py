@@ -210,7 +210,7 @@ def _check(path: str, graph: StageGraph) -> None:
         if reason is not None:
             where = f"inspect({graph.label(path, stage) or 'model'})"
             remedy = "Inspect it on smaller images."
-            raise refusal(where, "forms that can be written out", reason, remedy)
+            raise refusal(where, "forms that can be written out", f"larger ones: {reason}", remedy)
 
 
 def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:

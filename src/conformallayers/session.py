@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -88,6 +89,10 @@ class Session:
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
         self.engine, self._run = self._chosen() if engine == "auto" else self._built(engine)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the fold; the engine is built again."""
+        return partial(Session, engine=self.engine, threads=self.threads), (self.folded,)
 
     def __call__(self, x: T) -> T:
         """Run a batch; a tensor gives a tensor, an array an array."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import ConformalError, channels_last, refusal, shape_text
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape, ShapeOf, expect
 from ..recipe.recipe import INPUT, Recipe
@@ -331,19 +331,14 @@ class Folded(RecipeModule):
         """Tell whether an input has other spatial sizes, but the channels and axes of the fold."""
         shape = self.input_shape
         spatial = x.dim() == len(shape) + 1 and len(shape) > 1 and 0 not in x.shape
-        return spatial and x.shape[1] == shape[0] and not self._channels_last(x)
-
-    def _channels_last(self, x: Tensor) -> bool:
-        shape = self.input_shape
-        turned = (x.shape[-1], *x.shape[1:-1])
-        return len(shape) > 1 and tuple(turned) == shape and tuple(x.shape[1:]) != shape
+        return spatial and x.shape[1] == shape[0] and not channels_last(x.shape[1:], shape)
 
     def _wrong_shape(self, x: Tensor, why: str = "a fold is made for one") -> ConformalError:
         expected = f"a batch of shape (B, {', '.join(map(str, self.input_shape))})"
         got, remedy = "an input", f"Fold again for this shape: {why}."
         if tuple(x.shape) == self.input_shape:
             got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."
-        elif x.dim() == len(self.input_shape) + 1 and self._channels_last(x):
+        elif channels_last(x.shape[1:], self.input_shape):
             order = (0, x.dim() - 1, *range(1, x.dim() - 1))
             got, remedy = "channels last", f"Move the channels first with x.permute{order}."
         return refusal("Folded", expected, f"{got} of shape {tuple(x.shape)}", remedy)

@@ -161,12 +161,12 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
         except ConformalError:
             raise
         except Exception as error:
-            raise refusal(
-                where,
-                f"a model that takes any number of samples of shape {shape_text(tuple(sample.shape))}",
-                cause_line(error),
-                "Check input_shape, and that model(x) runs.",
-            ) from error
+            shape = tuple(sample.shape)
+            expected = f"a model that takes any number of samples of shape {shape_text(shape)}"
+            remedy = "Check input_shape, and that model(x) runs."
+            if len(shape) > 2 and shape[-1] < min(shape[:-1]):
+                remedy += f" Channels are the first axis: {shape_text((shape[-1], *shape[:-1]))}?"
+            raise refusal(where, expected, cause_line(error), remedy) from error
         runs.append(recorder.found)
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:

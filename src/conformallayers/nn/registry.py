@@ -257,8 +257,14 @@ def check_input(
     expected = getattr(module, spec.channels) if spec.channels else None
     axis = -1 if isinstance(module, nn.Linear) else 1
     if expected is not None and shape[axis] != expected:
-        needed = f"{spec.channels}={expected} on axis {axis}"
-        raise refusal_at(path, module, needed, got, "Change the layer or the input.")
+        needed, remedy = (
+            f"{spec.channels}={expected} on axis {axis}",
+            "Change the layer or the input.",
+        )
+        if len(shape) > 3 and shape[-1] == expected:
+            order = ", ".join(map(str, (0, len(shape) - 1, *range(1, len(shape) - 1))))
+            remedy = f"Are the channels last? Move them first with x.permute({order})."
+        raise refusal_at(path, module, needed, got, remedy)
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

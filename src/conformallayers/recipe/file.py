@@ -116,9 +116,9 @@ def read_file(path: Path) -> Stored:
         claimed = document.pop(_SUM)
         expect(claimed == _checksum(document, arrays), "bytes that differ from its checksum")
         return _stored(document, arrays)
-    except (OSError, ConformalError):
+    except (FileNotFoundError, PermissionError, ConformalError):
         raise
-    except Exception as error:  # of safetensors, of JSON, of checks, or an operation's own
+    except Exception as error:  # of safetensors, a system file, JSON, checks, or an operation's own
         got = f"a damaged file or another one ({error!s:.120})"
         raise refusal(f"load({name})", "a whole file of cl.save", got, _AGAIN) from error
 
