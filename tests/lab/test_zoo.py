@@ -27,9 +27,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_file_is_as_accurate_as_its_run(run: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    (record,) = build_zoo([run], tmp_path / "zoo", say=said.append)
+def test_file_is_as_accurate_as_its_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (record,) = build_zoo([run], tmp_path / "zoo")
     row = json.loads((run / "result.json").read_text())
     path = tmp_path / "zoo" / "digits-lenetcl.safetensors"
     assert record == read_record(path)
@@ -38,7 +39,8 @@ def test_file_is_as_accurate_as_its_run(run: Path, tmp_path: Path) -> None:
     )
     assert record.command.startswith("conformallayers train LeNetCL digits ")
     assert "--out" not in record.command
-    assert said == [f"digits-lenetcl: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes"]
+    said = f"digits-lenetcl: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes\n"
+    assert capsys.readouterr().out == said
     data = load("digits")
     with torch.no_grad():
         classes = cl.load(path)(data.test_images.float() / 255).argmax(1)

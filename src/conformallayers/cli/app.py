@@ -31,11 +31,7 @@ _PYTHON_NAMES = {"verify": "check"}  # arguments whose options have another name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its status; every error is one line on stderr.
-
-    Args:
-        arguments: of the command line; None takes those of the process.
-    """
+    """Run a command and exit with its status; every error is one line on stderr."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = 0
     try:

@@ -26,7 +26,7 @@ def list_(*, data_root: Path | None = None) -> None:
 
 
 @data.command
-def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> None:
+def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = DataOptions()) -> None:
     """Read and check data sets; exit with 1 if a file is missing or bad.
 
     Args:
@@ -36,7 +36,6 @@ def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> 
     from ..lab.data import files
     from ..lab.data.datasets import load
 
-    options = options or DataOptions()
     root = files.data_root(options.data_root)
     bad = False
     for name in names or [name for name, place in files.found_where(root).items() if place]:

@@ -1,6 +1,8 @@
 """conformallayers demo, bench, device, experiment, sweep, inspect and report."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from cyclopts import App
 from cyclopts.types import NonNegativeInt, PositiveInt
@@ -34,7 +36,7 @@ def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativ
     run_demo(out, epochs=epochs, seed=seed)
 
 
-def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None) -> None:
+def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = BenchOptions()) -> None:
     """Time folded networks against their layers, in sessions, and against ReLU networks in other engines.
 
     Args:
@@ -43,10 +45,12 @@ def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None)
     """
     from ..lab.experiments.bench import run_bench
 
-    run_bench(networks, options or BenchOptions())
+    run_bench(networks, options)
 
 
-def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = None) -> None:
+def device(
+    networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = DeviceOptions()
+) -> None:
     """Run networks in C on an emulated Cortex-M4: accuracy, flash, RAM and instructions per image.
 
     Args:
@@ -54,64 +58,52 @@ def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = Non
     """
     from ..lab.devices.emulator import run_devices
 
-    run_devices(networks, options or DeviceOptions())
+    run_devices(networks, options)
 
 
-@experiment.command(name="1")
-def linear_baseline(*, options: Flat[AccuracyOptions] = None) -> None:
-    """Train the nine cells of Table I: one convolution without activation, with ReLU, with ReSPro."""
-    _train_cells(1, options)
+def _add_experiment(number: int, run: str, options: Any, help: str) -> None:
+    """Add an experiment by its function in lab.experiments, which is imported when it runs."""
+
+    def command(*, options: Flat[options] = options()) -> None:
+        from ..lab.measure import keep_freed_memory
+
+        module, _, name = run.partition(":")
+        function = getattr(import_module(f"conformallayers.lab.experiments.{module}"), name)
+        if number in (1, 2, 5):  # which train
+            keep_freed_memory()
+        function(*([number] if number < 3 else []), options)
+
+    experiment.command(command, name=str(number), help=help)
 
 
-@experiment.command(name="2")
-def lenet(*, options: Flat[AccuracyOptions] = None) -> None:
-    """Train the six cells of Table II: LeNet and LeNetCL."""
-    _train_cells(2, options)
+_add_experiment(
+    1,
+    "accuracy:run_accuracy",
+    AccuracyOptions,
+    "Train Table I: one convolution with and without ReLU and ReSPro.",
+)
+_add_experiment(2, "accuracy:run_accuracy", AccuracyOptions, "Train Table II: LeNet and LeNetCL.")
+_add_experiment(
+    3, "depth:run_depth", DepthOptions, "Time DkNet and both paths of DkNetCL against depth."
+)
+_add_experiment(
+    4, "batchsize:run_batches", BatchOptions, "Measure time and memory of D3ModNet and D3ModNetCL."
+)
+_add_experiment(
+    5,
+    "cost:run_cost",
+    CostOptions,
+    "Train networks with stages and others; compare accuracy with cost.",
+)
+_add_experiment(
+    6,
+    "robustness:run_robustness",
+    RobustnessOptions,
+    "Measure networks of experiment 5 on corrupted images.",
+)
 
 
-def _train_cells(number: int, options: AccuracyOptions | None) -> None:
-    from ..lab.experiments.accuracy import run_accuracy
-    from ..lab.measure import keep_freed_memory
-
-    keep_freed_memory()
-    run_accuracy(number, options or AccuracyOptions())
-
-
-@experiment.command(name="3")
-def depth(*, options: Flat[DepthOptions] = None) -> None:
-    """Time inference against depth: DkNet, and DkNetCL layer by layer and folded."""
-    from ..lab.experiments.depth import run_depth
-
-    run_depth(options or DepthOptions())
-
-
-@experiment.command(name="4")
-def batch_size(*, options: Flat[BatchOptions] = None) -> None:
-    """Measure time and memory against batch size: D3ModNet, and all paths of D3ModNetCL."""
-    from ..lab.experiments.batchsize import run_batches
-
-    run_batches(options or BatchOptions())
-
-
-@experiment.command(name="5")
-def cost(*, options: Flat[CostOptions] = None) -> None:
-    """Train networks with stages, their ReLU twins and others, and compare accuracy with cost."""
-    from ..lab.experiments.cost import run_cost
-    from ..lab.measure import keep_freed_memory
-
-    keep_freed_memory()
-    run_cost(options or CostOptions())
-
-
-@experiment.command(name="6")
-def robustness(*, options: Flat[RobustnessOptions] = None) -> None:
-    """Measure the networks of experiment 5 on corrupted images."""
-    from ..lab.experiments.robustness import run_robustness
-
-    run_robustness(options or RobustnessOptions())
-
-
-def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> None:
+def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOptions()) -> None:
     """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
 
     Args:
@@ -122,14 +114,14 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> 
     from ..lab.measure import keep_freed_memory
 
     keep_freed_memory()
-    best = run_sweep(network, dataset, options or SweepOptions())["best"]
+    best = run_sweep(network, dataset, options)["best"]
     if best is None:
         print("No trial is complete: ask for more with --trials.")
     else:
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
 
-def inspect(run: Path, *, options: Flat[InspectOptions] = None) -> None:
+def inspect(run: Path, *, options: Flat[InspectOptions] = InspectOptions()) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
@@ -137,7 +129,7 @@ def inspect(run: Path, *, options: Flat[InspectOptions] = None) -> None:
     """
     from ..lab.experiments.inspect_run import run_inspect
 
-    print(run_inspect(run, options or InspectOptions()))
+    print(run_inspect(run, options))
 
 
 def report(

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from ..folding.folded import Folded
 
 T = TypeVar("T")
-Flat = Annotated[T | None, Parameter(name="*")]  # the fields of a class are options of the command
-
-
-def given(options: object | None) -> dict[str, Any]:
-    """Return the fields of options, none if no option is given."""
-    return {} if options is None else dict(vars(options))
+Flat = Annotated[T, Parameter(name="*")]  # the fields of a class are options of the command
 
 
 def print_accuracies(layers: float | None, folded: float | None) -> None:
@@ -34,31 +29,23 @@ def evaluate(
     model: Path,
     *,
     dataset: str | None = None,
-    threads: PositiveInt | None = None,
-    device: str = "cpu",
-    options: Flat[DataOptions] = None,
+    options: Flat[DataOptions] = DataOptions(),
 ) -> None:
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
     Args:
         model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
         dataset: Data set; the one it was trained on if not given.
-        threads: Threads of torch; its own default if not given.
-        device: Device to run on.
     """
-    import torch
-
     from ..lab.training.evaluate import evaluate as measure
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    found = measure(model, dataset, device=device, **given(options))
+    found = measure(model, dataset, options)
     epoch = "" if found["epoch"] is None else f" after epoch {found['epoch']}"
     print(f"{found['network']}{epoch}, {found['dataset']}")
     print_accuracies(found["layers"], found["folded"])
 
 
-def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
+def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = FoldOptions()) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
@@ -68,7 +55,7 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     """
     from ..folding.save import save
 
-    folded = _folded(model, "fold", options or FoldOptions())
+    folded = _folded(model, "fold", options)
     print(folded.explain())
     save(folded, out)
     _print_written(out)
@@ -80,8 +67,8 @@ def quantize(
     out: Path,
     images: str | None = None,
     calibration: PositiveInt = 512,
-    data: Flat[DataOptions] = None,
-    options: Flat[FoldOptions] = None,
+    data: Flat[DataOptions] = DataOptions(),
+    options: Flat[FoldOptions] = FoldOptions(),
 ) -> None:
     """Turn a network into one of 8-bit integers, measure both on test images, and save it as one file.
 
@@ -96,8 +83,8 @@ def quantize(
     from ..folding.save import save
     from ..lab.training.evaluate import quantize_fold
 
-    folded = _folded(model, "quantize", options or FoldOptions())
-    quantized, found = quantize_fold(folded, images, count=calibration, **given(data))
+    folded = _folded(model, "quantize", options)
+    quantized, found = quantize_fold(folded, images, calibration, data)
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
@@ -110,7 +97,7 @@ def export(
     *,
     format: Literal["c", "onnx", "numpy"],
     out: Path | None = None,
-    options: Flat[ExportOptions] = None,
+    options: Flat[ExportOptions] = ExportOptions(),
 ) -> None:
     """Export a network to C, ONNX, or numpy.
 
@@ -121,7 +108,6 @@ def export(
             conformallayers.numpy has run).
         out: Folder or file to write; --report needs none.
     """
-    options = options or ExportOptions()
     if format != "c" and (options.example or options.report):
         expected = "--format c with --example and --report"
         raise refusal("export", expected, format, "Leave them out.")
@@ -153,7 +139,7 @@ def predict(
     model: Path,
     paths: tuple[str, ...],
     *,
-    options: Flat[PredictOptions] = None,
+    options: Flat[PredictOptions] = PredictOptions(),
 ) -> None:
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 
@@ -164,7 +150,7 @@ def predict(
     """
     from ..lab.predict.predict import run_predict
 
-    if run_predict(model, paths, options or PredictOptions()):
+    if run_predict(model, paths, options):
         sys.exit(1)
 
 
@@ -235,7 +221,7 @@ def card(name: str) -> None:
 
 @zoo.command
 def build(
-    runs: tuple[Path, ...], *, out: Path | None = None, options: Flat[DataOptions] = None
+    runs: tuple[Path, ...], *, out: Path | None = None, options: Flat[DataOptions] = DataOptions()
 ) -> None:
     """Add finished runs to the zoo, each measured from its file; same names are replaced.
 
@@ -246,4 +232,4 @@ def build(
     from ..lab.zoo import build_zoo
     from ..zoo.catalogue import FOLDER
 
-    build_zoo(runs, out or FOLDER, **given(options))
+    build_zoo(runs, out or FOLDER, options)

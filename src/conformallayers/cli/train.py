@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..lab.options import DataOptions
 from ..lab.training.config import DERIVED, TrainConfig
-from .models import Flat, given, print_accuracies
+from .models import Flat, print_accuracies
 
 if TYPE_CHECKING:
     Options = dict[str, Any]
@@ -25,11 +25,11 @@ def train(
     network: str,
     dataset: str,
     *,
-    options: Flat[Options] = None,
+    options: Flat[Options | None] = None,
     out: Path | None = None,
     resume: bool = False,
     figures: bool = True,
-    data: Flat[DataOptions] = None,
+    data: Flat[DataOptions] = DataOptions(),
 ) -> None:
     """Train a network, and measure it folded and layer by layer.
 
@@ -44,7 +44,7 @@ def train(
     from ..lab.training.train import train as run_training
 
     keep_freed_memory()
-    places = {"out": out, "resume": resume, "figures": figures, "warn": True, **given(data)}
+    places = {"out": out, "resume": resume, "figures": figures, "warn": True, **vars(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])

@@ -33,11 +33,6 @@ def interleave(
     The pause lets the spinning threads of one engine go to sleep before the next one runs. The untimed
     calls, one or as many as take 5 ms, make up for it. After ``budget`` seconds no further round begins,
     but there are three at least.
-
-    Examples:
-        >>> times = interleave({"a": lambda: sum(range(9))}, 6, pause=0.0)
-        >>> times["a"]["low"] <= times["a"]["median"] <= times["a"]["high"]
-        True
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     started = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import refusal
@@ -13,7 +13,8 @@ from ..folding.save import save
 from ..zoo.catalogue import ENDING, FOLDER, Record, read_record
 from .data.datasets import load
 from .experiments.bench import multiply_adds, weights
-from .training.evaluate import accuracy
+from .options import DataOptions
+from .training.evaluate import DATA, fold_accuracy
 from .training.run_folder import RESULT
 from .training.saved_models import load_model
 
@@ -31,25 +32,15 @@ LIMITS = {
 def build_zoo(
     runs: Sequence[str | os.PathLike[str]],
     out: Path = FOLDER,
-    *,
-    data_root: str | os.PathLike[str] | None = None,
-    verify: bool = True,
-    say: Callable[[str], object] = print,
+    options: DataOptions = DATA,
 ) -> list[Record]:
-    """Write the fold of each run with its record, after checking that it is as accurate as the run.
-
-    Args:
-        runs: folders of finished runs.
-        out: the folder of the files; files of the same names are replaced.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        say: receives a line for each network.
-    """
+    """Write the fold of each run with its record, after checking that it is as accurate as the run."""
     folds = {}
     for run in runs:
         name, folded = _folded_run(Path(run))
         about = folded.about or {}
-        data = load(about["dataset"], data_root, verify=verify)
-        share = accuracy(folded, data.test_images, data.test_labels, shape=folded.input_shape)
+        data = load(about["dataset"], options.data_root, verify=options.verify)
+        share = fold_accuracy(folded, data)
         if share != about["accuracy"]:
             expected = f"the accuracy of its run, {about['accuracy']}"
             remedy = "Take the data set and the versions that it was trained with."
@@ -59,7 +50,7 @@ def build_zoo(
     for name, folded in folds.items():
         save(folded, path := out / f"{name}{ENDING}")
         records.append(record := read_record(path))
-        say(f"{name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
+        print(f"{name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
     return records
 
 

@@ -16,6 +16,7 @@ from conformallayers.lab.data.datasets import (
     load,
     load_test,
 )
+from conformallayers.lab.options import DataOptions
 from datafiles import NAMES
 from picture_folders import make_folder
 from support import assert_says, run_command
@@ -117,8 +118,8 @@ def test_options_of_a_run_follow_from_the_data(tmp_path: Path) -> None:
 
 
 def read(name: Path | str, trained: str, digest: str | None, *labels: str) -> Dataset:
-    about, how = {"dataset": trained, "pictures": digest}, {"verify": True, "where": "evaluate"}
-    return load_test(str(name), about, labels, (3, 8, 8), None, **how)
+    about = {"dataset": trained, "pictures": digest}
+    return load_test(str(name), about, labels, (3, 32, 32), DataOptions(), "evaluate")
 
 
 def test_network_is_tested_on_held_out_pictures(tmp_path: Path) -> None:

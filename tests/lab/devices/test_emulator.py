@@ -168,7 +168,7 @@ def test_a_wrong_self_test_fails_the_run(folded: Any, made: CExport, tmp_path: P
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_records_of_a_network_of_the_zoo(dtype: Any, tmp_path: Path) -> None:
     options = DeviceOptions(images=20, dtype=dtype, out=tmp_path)
-    record = run_devices(["digits-micro"], options, say=str)
+    record = run_devices(["digits-micro"], options)
     assert record == json.loads((tmp_path / "devices.json").read_text())
     (row,) = record["rows"]
     assert row["images"] == 20
@@ -201,7 +201,7 @@ def test_a_plain_network_runs_as_well(tmp_path: Path) -> None:
     path = tmp_path / "plain.safetensors"
     cl.save(cl.fold(cl.networks.MLP(4), (3, 32, 32)), path, about={"dataset": "digits"})
     options = DeviceOptions(images=3, out=tmp_path / "out")
-    (row,) = run_devices([str(path)], options, say=str)["rows"]
+    (row,) = run_devices([str(path)], options)["rows"]
     assert (row["name"], row["same_class"]) == ("plain", 1)
     assert row["output_error"] < 1e-5
     cl.save(cl.fold(cl.ConformalLayers(cl.Flatten()), (1, 8, 8)), path)

@@ -57,7 +57,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run(number: int, data_root: Path, *dataset: str, **options: Any) -> list[Row]:
     places: Any = {"data_root": data_root, "verify": False, "dataset": dataset or ("mnist",)}
     chosen = AccuracyOptions(variant=("tiny",), **places, **options)
-    return run_accuracy(number, chosen, say=str, console=Console(quiet=True))
+    return run_accuracy(number, chosen, console=Console(quiet=True))
 
 
 def test_experiment_keeps_a_row_for_each_cell(data_root: Path) -> None:

@@ -31,7 +31,7 @@ def test_batches_fill_the_table_and_the_budget(
         return {**row, "peak_bytes": each * batch * 2**20}
 
     monkeypatch.setattr(batchsize, "measure_alone", grows)
-    record = run_batches(BatchOptions(batches=(1, 256), memory="1GiB", out=tmp_path), say=str)
+    record = run_batches(BatchOptions(batches=(1, 256), memory="1GiB", out=tmp_path))
     assert [(row["path"], row["batch"]) for row in record["rows"]] == [
         (path, batch) for path in batchsize.PATHS for batch in (1, 256)
     ]

@@ -99,7 +99,7 @@ def test_networks_and_files_are_timed_in_turns(
         **bench.chosen_subjects(["ResNet8", str(file)], ()),
     }
     monkeypatch.setattr(bench, "chosen_subjects", lambda *_: subjects)
-    record = run_bench([], BenchOptions(out=tmp_path, batch=(2,), executions=1), say=str)
+    record = run_bench([], BenchOptions(out=tmp_path, batch=(2,), executions=1))
     both, plain, folded = record["rows"]
     assert set(both["times"]) == {"eager", "layers", "folded", bench.SESSION}
     assert all(0 < t["low"] <= t["median"] <= t["high"] for t in both["times"].values())

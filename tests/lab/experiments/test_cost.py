@@ -35,7 +35,7 @@ NAMES = ("LeNet", "StageNet-micro", "StageReLUNet-micro-average")
 
 def run(only: tuple[str, ...] = NAMES, **options: Any) -> dict[str, Any]:
     chosen = CostOptions(dataset="digits", epochs=1, only=only, **options)
-    return run_cost(chosen, say=str, console=QUIET)
+    return run_cost(chosen, console=QUIET)
 
 
 @pytest.fixture

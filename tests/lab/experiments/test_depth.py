@@ -19,7 +19,7 @@ from conformallayers.lab.options import DepthOptions
 
 
 def run(out: Path, *depths: int, **options: Any) -> dict[str, Any]:
-    return run_depth(DepthOptions(depths=depths, out=out, **options), say=str)
+    return run_depth(DepthOptions(depths=depths, out=out, **options))
 
 
 def test_depths_are_written_one_by_one_and_kept(

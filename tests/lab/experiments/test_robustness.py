@@ -56,7 +56,7 @@ def run(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run_digits(images: int = 40, **options: Any) -> list[Row]:
         chosen = RobustnessOptions(dataset="digits", out=tmp_path, images=images, **options)
-        return list(run_robustness(chosen, say=str)["rows"])
+        return list(run_robustness(chosen)["rows"])
 
     return run_digits
 

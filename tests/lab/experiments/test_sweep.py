@@ -52,16 +52,18 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setattr(sweep, "epoch_rows", rows)
 
     def run(dataset: Dataset = large, **options: Any) -> Row:
-        return run_sweep("LeNet", dataset, SweepOptions(out=tmp_path, **options), say=str)
+        return run_sweep("LeNet", dataset, SweepOptions(out=tmp_path, **options))
 
     return run
 
 
-def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_search_trains_networks_and_never_sees_test_images(
+    small: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = {"trials": 3, "max_epochs": 2, "subset": 90, "validation": 20}
     options = SweepOptions(**sizes, space=("alpha=spectral",), out=tmp_path)
-    record = run_sweep("LeNetCL", small, options, say=lines.append)
+    record = run_sweep("LeNetCL", small, options)
+    lines = capsys.readouterr().out.splitlines()
     assert record["images"] == {"train": 90, "validation": 20}
     assert len(record["trials"]) == len(lines) == 3
     assert all(row["epochs_run"] >= 1 for row in record["trials"])

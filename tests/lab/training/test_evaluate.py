@@ -56,14 +56,6 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_device_that_is_not_there_is_refused() -> None:
-    assert_says(
-        lambda: evaluate.evaluate("digits-micro", device="cuda:99"),
-        "evaluate --device: expected a device of this machine, got 'cuda:99' (",
-        "Try cpu.",
-    )
-
-
 def test_the_command_prints_accuracy_and_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

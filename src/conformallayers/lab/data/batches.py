@@ -30,11 +30,6 @@ def as_input(
 
     Shape:
         (B, 1 or 3, H, W), unsigned bytes → ``(B, *shape)``
-
-    Examples:
-        >>> x = as_input(torch.full((2, 1, 28, 28), 255, dtype=torch.uint8))
-        >>> x.shape, x.stride(1), float(x[0, 2].sum())
-        (torch.Size([2, 3, 32, 32]), 0, 784.0)
     """
     return _enlarge(images, shape).to(dtype).div_(255).expand(-1, shape[0], -1, -1)
 
@@ -52,20 +47,7 @@ def mean_image(images: Tensor, shape: Shape = IMAGE_SHAPE) -> Tensor:
 
 
 def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Mirror some images left to right, then shift each by whole pixels, filling with black.
-
-    Args:
-        images: (B, C, H, W).
-        flipped: (B,), bool.
-        down, right: (B,), the shifts in pixels.
-
-    Examples:
-        >>> image = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
-        >>> image[0, 0, 5, 0] = 9
-        >>> one = torch.ones(1, dtype=torch.long)
-        >>> flip_and_shift(image, one > 0, one, -one).nonzero().tolist()
-        [[0, 0, 6, 30]]
-    """
+    """Mirror some images left to right, then shift each by whole pixels, filling with black."""
     # Output pixel (i, j) is input pixel (i - down, j - right), counted from the right if flipped;
     # the padding by ``reach`` holds the pixels from outside.
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
@@ -116,11 +98,6 @@ class Batches:
         shape: of the network's input; see ``as_input``.
         device: of the batches.
         rank, world_size: of the process, and the number of processes that share every batch.
-
-    Examples:
-        >>> images, labels = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5)
-        >>> [y.tolist() for _, y in Batches(images, labels, batch_size=2)]
-        [[0, 1], [2, 3], [4]]
     """
 
     images: Tensor
@@ -205,17 +182,6 @@ def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> n
 
     :func:`conformallayers.fold` folds the conversion if it comes directly before the network. A mean
     image that was computed from images of this shape is therefore subtracted before it.
-
-    Args:
-        model: takes 3×32×32 images; a model that already takes ``shape`` is returned as it is.
-        shape: of one image, (1 or 3, H, W), with sides of at most 32.
-        where: the name for error messages.
-
-    Examples:
-        >>> from conformallayers.networks import LeNetCL
-        >>> grey = from_images(LeNetCL(), (1, 28, 28))
-        >>> [type(module).__name__ for module in grey]
-        ['ZeroPad2d', 'RepeatChannels', 'LeNetCL']
     """
     native = native_shape(model)
     if native is None or shape == native:

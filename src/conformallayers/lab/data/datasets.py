@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import missing_extra, refusal
+from ...errors import missing_extra, refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
+from ..options import DataOptions
 from . import files
 from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, SHAPES
 from .pictures import Pictures, find_pictures, is_pictures, parse_size
@@ -165,13 +166,7 @@ def _read_known(name: str, root: Path, verify: bool) -> Dataset:
 
 
 def digits() -> Dataset:
-    """Load scikit-learn's digits as floats in [0, 1]; the test set is a fixed quarter of each class.
-
-    Examples:
-        >>> data = digits()
-        >>> tuple(data.train_images.shape), tuple(data.test_images.shape)
-        ((1347, 1, 8, 8), (450, 1, 8, 8))
-    """
+    """Load scikit-learn's digits as floats in [0, 1]; the test set is a fixed quarter of each class."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
@@ -191,11 +186,6 @@ def draw_shapes(count: int = TRAIN_SHAPES + TEST_SHAPES) -> tuple[files.Bytes, A
 
     Its size, place and brightness are random. Circles and squares have the same area, and shapes are brighter
     or darker than the background alike, so that neither one pixel nor a sum of pixels tells the class.
-
-    Examples:
-        >>> images, labels = draw_shapes(6)
-        >>> images.shape, sorted(labels.tolist())
-        ((6, 1, 32, 32), [0, 0, 1, 1, 2, 2])
     """
     random, names = np.random.default_rng(0), LABELS[MOVING_SHAPES]
     labels = random.permutation(np.arange(count) % len(names))
@@ -239,45 +229,37 @@ def load_test(
     about: Mapping[str, Any],
     labels: tuple[str, ...] | None,
     shape: tuple[int, ...],
-    root: str | os.PathLike[str] | None,
-    *,
-    verify: bool,
+    options: DataOptions,
     where: str,
+    *,
     only_test: bool = True,
 ) -> Dataset:
-    """Read a data set to test a network on, by default that of its training.
+    """Read a data set to test a network on, by default that of its training, as its notes ``about`` name it.
 
     Of the folder of the training, the held-out pictures are read; of another folder all pictures, or those
-    below ``test``. Classes get the numbers that the network has for their names.
-
-    Args:
-        name: of a known set, or a folder of pictures.
-        about: notes of the network: the ``dataset`` of its training, and the digest of a folder of ``pictures``.
-        labels: names of the network's classes.
-        shape: of the network's input.
-        root, verify: as in :func:`load`.
-        where: the command and its option that names the set, for error messages.
-        only_test: leave pictures for training out.
+    below ``test``. Classes get the numbers that the network has for their names, ``labels``.
     """
     trained, digest = about.get("dataset"), about.get("pictures")
     name = name or (trained if trained in SHAPES or digest else None)
     if name is None:
         expected = "the set of the test images" if only_test else "images to calibrate with"
         raise refusal(where, expected, "none", "Name a data set, such as mnist.")
-    if not is_pictures(name):
-        data = load(name, root, verify=verify)
-        return data if labels is None else _renumbered(data, labels, where)
-    pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
-    if pictures.digest != digest:
-        if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
-            remedy = "Restore it, or name a folder of other pictures by --dataset."
-            got = "one with other files: test pictures could be among those of the training"
-            raise refusal(where, "the folder as it was for the training", got, remedy)
-        if only_test and not pictures.has_parts:
-            pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
-    if only_test:
-        pictures = replace(pictures, train=())
-    data = _read_pictures(pictures, shape)
+    if is_pictures(name):
+        pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
+        if pictures.digest != digest:
+            if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
+                remedy = "Restore it, or name a folder of other pictures by --dataset."
+                got = "one with other files: test pictures could be among those of the training"
+                raise refusal(where, "the folder as it was for the training", got, remedy)
+            if only_test and not pictures.has_parts:
+                pictures = replace(pictures, test=(*pictures.train, *pictures.test))
+        data = _read_pictures(replace(pictures, train=()) if only_test else pictures, shape)
+    else:
+        data = load(name, options.data_root, verify=options.verify)
+    found = tuple(data.test_images.shape[1:])
+    if shape not in (IMAGE_SHAPE, found):
+        remedy = "Name a set of such images or a folder of pictures, or fold for these."
+        raise refusal(where, f"images of {shape_text(shape)}", shape_text(found), remedy)
     return data if labels is None else _renumbered(data, labels, where)
 
 

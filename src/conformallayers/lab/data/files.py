@@ -140,12 +140,7 @@ def read_arrays(name: str, file: str, data: bytes, where: str, verify: bool) -> 
 
 
 def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
-    """Return the array of an idx file of unsigned bytes, (N, *item_shape); labels have no item shape.
-
-    Examples:
-        >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "labels", ())
-        array([7, 9], dtype=uint8)
-    """
+    """Return the array of an idx file of unsigned bytes, (N, *item_shape); labels have no item shape."""
     axes = 1 + len(item_shape)
     start, size = 4 + 4 * axes, math.prod(item_shape)
     # The code of unsigned bytes, the number of axes, and the sizes, of which the first is the count.

@@ -47,11 +47,6 @@ def files_below(
 def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = False) -> Array:
     """Return an image as (C, H, W), float32, with values in [0, 1]; transparent pixels are put over white.
 
-    Args:
-        source: the path of a file, or an open file.
-        shape: of the network's input.
-        resize: scale an image of another size instead of refusing it.
-
     Raises:
         Unreadable: not an image, damaged, too large, or of another shape.
     """

@@ -24,9 +24,9 @@ from ...testing import relative_error
 from ...utils.text import count, size
 from ..data.batches import as_input
 from ..data.datasets import load_test
-from ..experiments.records import Cells, Records, Row, Say
+from ..experiments.records import Cells, Records, Row
 from ..options import DeviceOptions
-from ..training.evaluate import CALIBRATION, calibration_images, check_shape
+from ..training.evaluate import CALIBRATION, calibration_images
 from ..training.saved_models import load_model
 
 INT8 = "int8"
@@ -134,13 +134,13 @@ def _run(command: list[str], folder: Path, task: str) -> str:
 # -- records --------------------------------------------------------------------------------------
 
 
-def run_devices(networks: Sequence[str], options: DeviceOptions, say: Say = print) -> Row:
+def run_devices(networks: Sequence[str], options: DeviceOptions) -> Row:
     """Run networks, ``NETWORKS`` if there are none, on test images in an emulated Cortex-M4; return the record."""
     if missing := missing_tools():
         remedy = f"On Debian: apt-get install {PACKAGES}."
         got = f"no {' and no '.join(missing)} on the path"
         raise refusal("device", "a compiler and an emulator for Cortex-M", got, remedy)
-    records = Records("device", options, "devices", ("name", "dtype"), cells, say=say)
+    records = Records("device", options, "devices", ("name", "dtype"), cells)
     with records:
         for network in networks or NETWORKS:
             records.add(measure(network, options))
@@ -151,15 +151,10 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     """Run one network on the device, and return its record."""
     loaded = load_model(network, "device")
     folded = loaded.fold("device")
-    where: Any = {
-        "verify": chosen.verify,
-        "where": "device --dataset",
-        "only_test": chosen.dtype != INT8,
-    }
     notes = loaded.about, loaded.labels, folded.input_shape
-    data = load_test(chosen.dataset, *notes, chosen.data_root, **where)
+    only_test = chosen.dtype != INT8
+    data = load_test(chosen.dataset, *notes, chosen, "device --dataset", only_test=only_test)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
-    check_shape(folded.input_shape, images, f"device {loaded.path}")
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, CALIBRATION))
     x = as_input(images, shape=folded.input_shape)

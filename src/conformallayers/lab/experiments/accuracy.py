@@ -15,14 +15,14 @@ from ..training.config import make_config, resolved
 from ..training.train import train
 from . import paper
 from .paper import Cell
-from .records import Cells, Records, Row, Say, grouped, mean_and_spread
+from .records import Cells, Records, Row, grouped, mean_and_spread
 
 _SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 _KEPT = ("network", "dataset", "seed", "accuracy", *_SETTING, "seconds", "command", "commit")
 
 
 def run_accuracy(
-    number: int, options: AccuracyOptions, say: Say = print, console: Console | None = None
+    number: int, options: AccuracyOptions, console: Console | None = None
 ) -> list[Row]:
     """Train the missing cells of Table I or II, and return the rows of all selected cells.
 
@@ -30,7 +30,7 @@ def run_accuracy(
     or the loss is not finite, is named at the end and does not stop the others.
     """
     command, key = f"experiment {number}", ("network", "dataset", "variant", "seed")
-    records = Records(command, options, "accuracy", key, cells, say=say)
+    records = Records(command, options, "accuracy", key, cells)
     found = {
         (cell.network, cell.dataset, variant, seed): cell
         for seed in options.seed
@@ -50,12 +50,7 @@ def select_cells(
     dataset: Sequence[str] = (),
     variant: str | None = None,
 ) -> list[Cell]:
-    """Return the cells of an experiment that pass all filters; an empty filter passes all.
-
-    Examples:
-        >>> [cell.dataset for cell in select_cells(2, ["LeNetCL"], ["mnist", "cifar10"])]
-        ['mnist', 'cifar10']
-    """
+    """Return the cells of an experiment that pass all filters; an empty filter passes all."""
     networks = paper.NETWORKS[number]
     for option, names, known in (
         ("variant", [variant] if variant else [], paper.VARIANTS),

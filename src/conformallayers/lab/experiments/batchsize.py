@@ -20,7 +20,7 @@ from ..measure import interleave, peak, settle
 from ..options import BatchOptions
 from ..report import figures
 from .bench import run_module
-from .records import Cells, Records, Row, Say, grouped
+from .records import Cells, Records, Row, grouped
 
 RELU, LAYERS, FOLDED = PATHS = "D3ModNet", "D3ModNetCL, layer by layer", "D3ModNetCL, folded"
 _EXECUTIONS = 100
@@ -28,10 +28,10 @@ _SECONDS = 20.0  # time limit of a row
 _FINE = 64  # the search for the largest batch stops at a relative resolution of 1/64
 
 
-def run_batches(options: BatchOptions, say: Say = print) -> Row:
+def run_batches(options: BatchOptions) -> Row:
     """Measure every path at every batch size, each in a process of its own; return the record."""
     budget = None if options.memory is None else _bytes(options.memory)
-    how: Any = {"settings": ("threads",), "say": say}
+    how: Any = {"settings": ("threads",)}
     name = "experiment 4"
     rows = Records(name, options, "batches", ("path", "batch"), cells, batch_figure, **how)
     limits = Records(name, options, "limits", ("path", "budget_bytes"), limit_cells, **how)
@@ -92,12 +92,7 @@ def _limit(path: str, budget: int, measure: Callable[..., Row]) -> Row:
 
 
 def largest_within(budget: int, needed: Callable[[int], int | None]) -> int:
-    """Return the largest batch whose bytes fit a budget, to one part in 64; 0 if one image exceeds it.
-
-    Examples:
-        >>> largest_within(100_000, lambda batch: 100 * batch)
-        1000
-    """
+    """Return the largest batch whose bytes fit a budget, to one part in 64; 0 if one image exceeds it."""
 
     def fits(batch: int) -> bool:
         bytes_needed = needed(batch)

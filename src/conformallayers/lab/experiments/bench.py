@@ -29,7 +29,7 @@ from ..checks import require_choice, torch_settings
 from ..measure import interleave
 from ..options import BenchOptions
 from ..training.saved_models import load_model
-from .records import Cells, Records, Row, Say
+from .records import Cells, Records, Row
 
 Engine = Callable[[], object]
 LAYERS, FOLDED, SESSION = "layers", "folded", "session-onnxruntime"
@@ -44,11 +44,11 @@ class Subject(NamedTuple):
     folded: Folded | None = None
 
 
-def run_bench(names: Sequence[str], options: BenchOptions, say: Say = print) -> Row:
+def run_bench(names: Sequence[str], options: BenchOptions) -> Row:
     """Measure networks by their names, all if there are none, and return the record."""
     subjects = chosen_subjects(names, options.depths)
     command = shlex.join(["bench", *names])
-    records = Records(command, options, "bench", ("network", "batch"), cells, say=say)
+    records = Records(command, options, "bench", ("network", "batch"), cells)
     logging.getLogger("torch").setLevel(logging.ERROR)
     # Exporters warn of their own deprecations.
     with ignored_warnings(), torch_settings(options.threads), records:
@@ -117,12 +117,7 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
 
 
 def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
-    """Return the fastest engine of the fold, and of the ReLU network; None if there is none.
-
-    Examples:
-        >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-onnxruntime": 0.4})
-        ('session-onnxruntime', 'onnx')
-    """
+    """Return the fastest engine of the fold, and of the ReLU network; None if there is none."""
     folds = [name for name in times if name in (FOLDED, SESSION)]
     others = [name for name in times if name not in (FOLDED, SESSION, LAYERS)]
     ours, other = (min(names, key=times.__getitem__, default=None) for names in (folds, others))

@@ -42,7 +42,7 @@ from .bench import (
     relu_engines,
     weights,
 )
-from .records import Cells, Records, Row, Say, grouped, mean_and_spread
+from .records import Cells, Records, Row, grouped, mean_and_spread
 
 PRESET = "modern"
 _BUDGET = ("epochs", "batch_size", "flips", "shift")  # of StageNet's preset, for every network
@@ -120,16 +120,15 @@ def config_of(
     return make_config(**resolved(options), classes=classes)
 
 
-def run_cost(options: CostOptions, say: Say = print, console: Console | None = None) -> Row:
+def run_cost(options: CostOptions, console: Console | None = None) -> Row:
     """Train the missing networks, or time those that are trained; return the record."""
     _require_known(options.only, _WHERE)
     names = options.only or tuple(ABLATION if options.ablation else NETWORKS)
     if options.measure:
-        return _measure_times(names, options, say)
+        return _measure_times(names, options)
     records = Records(
         *(_WHERE, options, options.dataset, ("name", "seed"), cells, front_figure),
         settings=("dataset", "epochs"),
-        say=say,
     )
     with records:
         for seed, name in product(options.seeds, names):
@@ -164,7 +163,7 @@ def train_and_measure(name: str, seed: int, chosen: CostOptions, console: Consol
     }
 
 
-def _measure_times(names: Sequence[str], chosen: CostOptions, say: Say) -> Row:
+def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
     """Time trained networks in ONNX Runtime with one thread, in turns."""
     names = list(dict.fromkeys([OPPONENT, *names]))
     runs = load_runs(names, chosen.dataset, chosen.seeds[0], _WHERE)
@@ -172,7 +171,6 @@ def _measure_times(names: Sequence[str], chosen: CostOptions, say: Say) -> Row:
         *(_WHERE, replace(chosen, threads=1), f"{chosen.dataset}-times", ("name", "batch")),
         cells=time_cells,
         settings=("dataset", "epochs"),
-        say=say,
     )
     with torch_settings(1), records:
         for batch in BATCHES:

@@ -18,17 +18,17 @@ from ..measure import interleave
 from ..options import DepthOptions
 from ..report import figures
 from .bench import run_module
-from .records import Cells, Records, Row, Say
+from .records import Cells, Records, Row
 
 RELU, LAYERS, FOLDED = PATHS = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
 
 
-def run_depth(options: DepthOptions, say: Say = print) -> Row:
+def run_depth(options: DepthOptions) -> Row:
     """Time the three paths at each depth in turn, with random weights and pixels; return the record."""
     figure = partial(depth_figure, batch=options.batch)
     settings = ("batch", "executions", "threads")
     records = Records(
-        "experiment 3", options, "times", ("depth",), cells, figure, settings=settings, say=say
+        "experiment 3", options, "times", ("depth",), cells, figure, settings=settings
     )
     with torch_settings(options.threads), records:
         for depth in options.depths:

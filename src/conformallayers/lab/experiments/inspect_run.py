@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,9 +31,8 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
-    how: Any = {"verify": options.verify, "where": "inspect --dataset"}
     notes = loaded.about, loaded.labels, shape
-    dataset = load_test(options.dataset, *notes, options.data_root, **how)
+    dataset = load_test(options.dataset, *notes, options, "inspect --dataset")
     x = as_input(dataset.test_images[: options.samples], shape=shape)
     found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
     title = f"{loaded.about.get('network', 'network')}, {Path(dataset.name).name}"

@@ -24,13 +24,7 @@ CLAIMS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of Tables I and II, with the setting of the supplement.
-
-    Args:
-        network, dataset: row and column of the table.
-        accuracy: of the paper, as a fraction.
-        batch_size, epochs, learning_rate, optimizer: of the supplement.
-    """
+    """One cell of Tables I and II, with the setting of the supplement."""
 
     network: str
     dataset: str

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-Say = Callable[[str], object]
 Cells = tuple[list[str], list[list[str]]]  # the header and the lines of a table
 _FOLDERS = ("out", "data_root")  # options that no record names
 
@@ -93,7 +92,6 @@ class Records:
         cells: returns the table of the rows.
         figure: returns the figure of the rows.
         settings: names of options that every row depends on; rows of other values are refused.
-        say: receives a line for every new row.
     """
 
     command: str
@@ -103,7 +101,6 @@ class Records:
     cells: Callable[[list[Row]], Cells]
     figure: Callable[[list[Row]], Figure] | None = None
     settings: Sequence[str] = ()
-    say: Say = print
 
     def __post_init__(self) -> None:
         options, self._failed = self.options, list[str]()
@@ -139,17 +136,17 @@ class Records:
             self.add(measure())
         except ConformalError as error:
             self._failed.append(", ".join(map(str, key)))
-            self.say(f"{self._failed[-1]}: {error}")
+            print(f"{self._failed[-1]}: {error}")
 
     def add(self, row: Row) -> None:
-        """Add a row, or replace the one with the same key; write it, and say its line of the table."""
+        """Add a row, or replace the one with the same key; write it, and print its line of the table."""
         key = self._key(row)
         self.rows[key] = row
         write_json(self.path, self.record)
         header, lines = self.cells([row])
         for line in lines:
             shown = ", ".join(f"{name} {cell}" for name, cell in zip(header, line, strict=True))
-            self.say(f"{', '.join(map(str, key))}: {shown}")
+            print(f"{', '.join(map(str, key))}: {shown}")
 
     def __enter__(self) -> Records:
         return self

@@ -27,7 +27,7 @@ from ..options import RobustnessOptions
 from ..report import figures
 from ..training.evaluate import accuracy
 from .cost import load_runs
-from .records import Cells, Records, Row, Say, grouped
+from .records import Cells, Records, Row, grouped
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
@@ -46,7 +46,7 @@ _COMPARED = 256  # images whose scores are compared
 _WHERE = "experiment 6"
 
 
-def run_robustness(options: RobustnessOptions, say: Say = print) -> Row:
+def run_robustness(options: RobustnessOptions) -> Row:
     """Measure trained networks on corrupted test images; return the record."""
     kinds = options.corruptions or (*CORRUPTIONS, SCALED)
     for kind in kinds:
@@ -58,7 +58,6 @@ def run_robustness(options: RobustnessOptions, say: Say = print) -> Row:
     records = Records(
         *(_WHERE, options, options.dataset, key, cells, strength_figure),
         settings=settings,
-        say=say,
     )
 
     @lru_cache(maxsize=1)  # for all networks, and for one corruption and strength only
@@ -148,11 +147,7 @@ def corrupted(images: Tensor, corruption: str, strength: int) -> Tensor:
 
 
 def scaled(x: Tensor, mean: Tensor, strength: int) -> Tensor:
-    """Move images towards the mean training image: ``mean + c·(x − mean)``.
-
-    Shape:
-        (B, 3, 32, 32) → (B, 3, 32, 32)
-    """
+    """Move images towards the mean training image: ``mean + c·(x − mean)``."""
     return mean + CONTRASTS[strength - 1] * (x - mean)
 
 

@@ -31,7 +31,7 @@ from ..training.config import DERIVED, TrainConfig, make_config
 from ..training.own_networks import absolute, source_hash
 from ..training.train import epoch_rows
 from . import paper
-from .records import Row, Say, provenance
+from .records import Row, provenance
 
 Space = dict[str, BaseDistribution]
 # Bounds for data sets that are not the paper's, or smaller.
@@ -46,7 +46,7 @@ _FORM = "NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE"
 _REMEDY = "Such as --space learning_rate=1e-4:0.1:log optimizer=adam,rmsprop."
 
 
-def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions, say: Say = print) -> Row:
+def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Row:
     """Run trials until the study has enough of them, and return the contents of ``study.json``.
 
     Trials are ranked by validation accuracy; the test images are not used. The same call
@@ -76,7 +76,7 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions, say: 
     about = {**provenance(command), **names, "options": kept, "images": counts}
     try:
         while (done := len(study.get_trials(deepcopy=False, states=_DONE))) < options.trials:
-            say(_run_trial(study, space, config, train_set, held_out))
+            print(_run_trial(study, space, config, train_set, held_out))
             _write(study, about, out)
     except KeyboardInterrupt as stop:
         message = f"Interrupted: {done} trials kept. To go on, repeat the command."
@@ -178,14 +178,7 @@ def _open_study(name: str, options: SweepOptions, out: Path, kept: Row) -> Study
 
 
 def fitting_space(dataset: str, images: int, max_epochs: int) -> Space:
-    """Return the space of a search: the paper's for its data sets, else one for this many training images.
-
-    Examples:
-        >>> fitting_space("mnist", 54000, 50)["learning_rate"]
-        FloatDistribution(high=1.0, log=False, low=0.001, step=None)
-        >>> fitting_space("/data/pets", 100, 50)["batch_size"]
-        IntDistribution(high=100, log=True, low=8, step=1)
-    """
+    """Return the space of a search: the paper's for its data sets, else one for this many training images."""
     small = dataset not in paper.DATASETS or images < paper.BATCH_SIZES[1]
     low, high = BATCH_SIZES if small else paper.BATCH_SIZES
     rates = LEARNING_RATES if small else paper.LEARNING_RATES

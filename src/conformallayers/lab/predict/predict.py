@@ -50,11 +50,6 @@ def run_predict(
 ) -> int:
     """Write a row for every sample; report broken samples on standard error and skip them.
 
-    Args:
-        model: a file of :func:`conformallayers.save`, a run folder, a checkpoint, or a name of the zoo.
-        paths: files and folders.
-        options: how to read, run and write.
-
     Returns:
         The number of broken samples.
     """
@@ -109,14 +104,7 @@ def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> 
 
 @dataclass(frozen=True)
 class ReadyNetwork:
-    """A network that is ready to run.
-
-    Args:
-        run: (B, *input_shape), float32 → (B, classes).
-        input_shape: of one sample.
-        labels: names of the classes.
-        scales: whether images of another size are scaled: for folders of pictures and the zoo.
-    """
+    """A network that is ready to run."""
 
     run: Callable[[Array], Array]
     input_shape: tuple[int, ...]
@@ -193,12 +181,7 @@ def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Score
 
 
 def likeliest(scores: Array, top: int, labels: Sequence[str]) -> list[Row]:
-    """Return the classes with the largest scores; ties keep the order of the classes.
-
-    Examples:
-        >>> likeliest(np.array([0.0, np.log(3.0)]), 1, "01")
-        [{'label': '1', 'class': 1, 'probability': 0.75, 'score': 1.09861}]
-    """
+    """Return the classes with the largest scores; ties keep the order of the classes."""
     wide = scores.astype(np.float64)
     powers = np.exp(wide - wide.max())
     shares = powers / powers.sum()

@@ -17,12 +17,7 @@ ARRAY = ".npy"
 
 @dataclass(frozen=True)
 class Sample:
-    """An image, or a row of an array.
-
-    Args:
-        path: of the file.
-        row: index into the array; None for an image.
-    """
+    """An image, or a row of an array."""
 
     path: str
     row: int | None = None

@@ -142,13 +142,7 @@ def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figur
 def mistakes_figure(
     images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
 ) -> Figure | None:
-    """Draw the misclassified images of largest probability; None if there is none.
-
-    Args:
-        images: (N, C, H, W), unsigned bytes.
-        labels: (N,).
-        probabilities: (N, classes).
-    """
+    """Draw the misclassified images of largest probability; None if there is none."""
     likeliest = probabilities.max(1)
     sure = likeliest.values.where(likeliest.indices != labels, -1.0)
     order = sure.argsort(descending=True, stable=True)[:_MISTAKES]

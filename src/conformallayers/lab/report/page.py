@@ -129,13 +129,7 @@ _SECTIONS = (
 
 
 def write_report(results: Path = Path("results"), out: Path | None = None) -> Path:
-    """Write all results beside the paper's numbers, and return the path of the page.
-
-    Args:
-        results: the folder of the experiments' results; a section without results names the
-            command that measures them.
-        out: the file; None means ``report.html`` in that folder.
-    """
+    """Write all results beside the paper's numbers, and return the path of the page."""
     if not results.is_dir():
         remedy = "Run an experiment first, or give the folder that it wrote."
         raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)

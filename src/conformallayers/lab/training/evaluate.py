@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from ...container import ConformalLayers, layer_by_layer
-from ...errors import refusal, shape_text
+from ...errors import refusal
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...quantization.quantize import quantize
-from ..checks import require_device
 from ..data.batches import Batches, as_input
 from ..data.datasets import Dataset, load_test
+from ..options import DataOptions
 from .saved_models import load_model
 
 CALIBRATION = 512  # images that set the scales of int8
 _BATCH = 1000
+DATA = DataOptions()  # of the usual folder
 
 
 def all_scores(
@@ -82,86 +83,51 @@ def accuracy_by_path(
 def evaluate(
     run: str | os.PathLike[str],
     dataset: str | Dataset | None = None,
-    *,
-    data_root: str | os.PathLike[str] | None = None,
-    verify: bool = True,
-    device: str = "cpu",
+    options: DataOptions = DATA,
 ) -> dict[str, Any]:
-    """Measure a trained network, or a fold, on the test images of a data set.
-
-    Args:
-        run: the folder of a run, a checkpoint, a file of :func:`conformallayers.save`, or a name of the zoo.
-        dataset: its name, or a folder of pictures; None takes the one that the network was trained on. The
-            folder of the training is recognised by its files; of another folder all pictures are measured, or
-            those below ``test`` if it has ``train`` and ``test``.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        device: where to run.
+    """Measure a trained network, or a fold, on the test images of a data set, by default that of its training.
 
     Returns:
         network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``,
         each None where it does not apply.
     """
-    require_device("evaluate --device", device)
-    model = load_model(run, "evaluate", device)
+    model = load_model(run, "evaluate")
     shape = model.shape if model.config is None else model.config.input_shape
     if not isinstance(dataset, Dataset):
-        how: Any = {"verify": verify, "where": "evaluate --dataset"}
-        dataset = load_test(dataset, model.about, model.labels, shape, data_root, **how)
-    images, labels = dataset.test_images, dataset.test_labels
-    check_shape(shape, images, f"evaluate {model.path}")
+        notes = model.about, model.labels, shape
+        dataset = load_test(dataset, *notes, options, "evaluate --dataset")
     if model.config is None:
         folded = model.fold("evaluate")
-        share = fold_accuracy(folded, dataset, device)
+        share = fold_accuracy(folded, dataset)
         found = {"layers": None, "folded": share, "strategy": folded.strategy}
     else:
-        found, _ = accuracy_by_path(model.module, images, labels, device, shape)
+        test = dataset.test_images, dataset.test_labels
+        found, _ = accuracy_by_path(model.module, *test, shape=shape)
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
         "epoch": model.about.get("epoch"),
-        "images": len(labels),
+        "images": len(dataset.test_labels),
         **found,
     }
 
 
-def fold_accuracy(folded: Folded, dataset: Dataset, device: str = "cpu") -> float:
+def fold_accuracy(folded: Folded, dataset: Dataset) -> float:
     """Return the share of test images that a fold classifies correctly."""
     run = lambda x: folded(x.to(folded.dtype))  # noqa: E731
-    return accuracy(run, dataset.test_images, dataset.test_labels, device, folded.input_shape)
-
-
-def check_shape(shape: tuple[int, ...], images: Tensor, where: str) -> None:
-    """Refuse images, (N, C, H, W), for a network that takes neither this shape nor 3×32×32."""
-    found = tuple(images.shape[1:])
-    if shape not in (IMAGE_SHAPE, found):
-        remedy = "Name a set of such images or a folder of pictures, or fold for these."
-        raise refusal(where, f"images of {shape_text(shape)}", shape_text(found), remedy)
+    return accuracy(run, dataset.test_images, dataset.test_labels, shape=folded.input_shape)
 
 
 def quantize_fold(
-    folded: Folded,
-    images: str | None = None,
-    *,
-    count: int = CALIBRATION,
-    data_root: str | os.PathLike[str] | None = None,
-    verify: bool = True,
+    folded: Folded, images: str | None = None, count: int = CALIBRATION, options: DataOptions = DATA
 ) -> tuple[Folded, dict[str, Any]]:
-    """Return a fold in int8, and the accuracies of both folds.
-
-    Args:
-        folded: its notes name the data set of the training.
-        images: a data set, or a folder of pictures; None: those of the training. Training images calibrate, test
-            images measure.
-        count: of the images to calibrate with, a random choice that is the same at each call.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+    """Return a fold in int8, calibrated on training images of a data set, and the accuracies of both folds.
 
     Returns:
         The fold; and dataset, images, and the accuracies ``float`` and ``int8`` on test images.
     """
-    how: Any = {"verify": verify, "where": "quantize --images", "only_test": False}
     notes = folded.about or {}, folded.labels, folded.input_shape
-    data = load_test(images, *notes, data_root, **how)
-    check_shape(folded.input_shape, data.test_images, "quantize --images")
+    data = load_test(images, *notes, options, "quantize --images", only_test=False)
     quantized = quantize(folded, calibration_images(data, folded, count))
     found = {"float": fold_accuracy(folded, data), "int8": fold_accuracy(quantized, data)}
     return quantized, {"dataset": data.name, "images": len(data.test_labels), **found}

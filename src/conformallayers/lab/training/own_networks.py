@@ -1,4 +1,4 @@
-"""Find networks by name: classes of the package, and classes or functions in files, as FILE.py:NAME."""
+"""Find networks by name: classes of the package, and the user's own as FILE.py:NAME or PACKAGE:NAME."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -29,32 +30,44 @@ def is_own(network: str) -> bool:
 
 
 def absolute(network: str) -> str:
-    """Return the network with the absolute path of its file; a name of the package as it is."""
+    """Return the network with the absolute path of its file; other names as they are."""
     file, _, name = network.rpartition(":")
-    return f"{Path(file).expanduser().absolute()}:{name}" if file else network
+    return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else network
 
 
 def source_hash(network: str) -> str | None:
-    """Return the SHA-256 of the file of a network; None for a network of the package."""
-    return hashlib.sha256(_read(network)).hexdigest() if is_own(network) else None
+    """Return the SHA-256 of the file of a network; None for a network of a package."""
+    file, _, name = network.rpartition(":")
+    return hashlib.sha256(_read(file, name)).hexdigest() if file.endswith(".py") else None
 
 
 def find_network(network: str, source: str | None = None) -> Build:
     """Return the class or function of a network.
 
     Args:
-        network: a name of :mod:`conformallayers.networks`, or ``FILE.py:NAME``. The file is run.
+        network: a name of :mod:`conformallayers.networks`, ``PACKAGE:NAME``, or ``FILE.py:NAME``. The file is run.
         source: the SHA-256 that the file must have; None takes any.
     """
     from ... import networks
 
-    if is_own(network):
-        return _from_file(network, source)
-    known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
-    if network not in known:
-        remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
-        raise refusal("network", f"one of {', '.join(known)}", repr(network), remedy)
-    build: Build = getattr(networks, network)
+    file, _, name = network.rpartition(":")
+    if not is_own(network):
+        known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
+        if network not in known:
+            remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
+            raise refusal("network", f"one of {', '.join(known)}", repr(network), remedy)
+        module: ModuleType = networks
+    elif not file or not name.isidentifier():
+        raise refusal("network", "FILE.py:NAME", repr(network), _REMEDY)
+    elif file.endswith(".py"):
+        module = _run_file(file, _read(file, name, source))
+    else:
+        module = _import_package(file)
+    build: Build | None = getattr(module, name, None)
+    if not callable(build):
+        own = [key for key, value in vars(module).items() if callable(value)]
+        remedy = f"{_REMEDY}{suggest(name, own)}"
+        raise refusal(f"network {network}", f"a class or function {name}", "none", remedy)
     return build
 
 
@@ -77,32 +90,19 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
 
 
 def plain_network(network: str, weights: Path | None) -> nn.Module:
-    """Return the network of PACKAGE:FACTORY or FILE.py:FACTORY, called without arguments, with weights from a file."""
-    package, _, name = network.rpartition(":")
-    if package.endswith(".py"):
-        module = build_own(network, find_network(network), {})
-    else:
-        sys.path.insert(0, os.getcwd())  # as python -m does
-        try:
-            build = getattr(importlib.import_module(package), name)
-        except (ImportError, AttributeError) as error:
-            remedy = "Name a module and a class or function in it."
-            raise refusal(f"network {network}", "it", cause_line(error), remedy) from error
-        finally:
-            sys.path.remove(os.getcwd())
-        module = build_own(network, build, {})
+    """Return a network of PACKAGE:NAME or FILE.py:NAME, called without arguments, with weights from a file."""
+    module = build_own(network, find_network(network), {})
     if weights is None:
         return module
     import torch
     from safetensors.torch import load_file
 
     try:
-        torch_file = weights.suffix != ".safetensors"
         options: Any = {"map_location": "cpu", "weights_only": True}
-        state = torch.load(weights, **options) if torch_file else load_file(weights)
-        module.load_state_dict(state)
+        is_torch = weights.suffix != ".safetensors"
+        module.load_state_dict(torch.load(weights, **options) if is_torch else load_file(weights))
     except Exception as error:  # of torch, pickle or safetensors
-        expected, remedy = f"a state_dict of {name}", "Save model.state_dict(), nothing around it."
+        expected, remedy = f"a state_dict of {network}", "Save model.state_dict(), nothing else."
         raise refusal(f"--weights {weights}", expected, cause_line(error), remedy) from error
     return module
 
@@ -136,47 +136,45 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
         model.train()
 
 
-def _read(network: str) -> bytes:
-    file, _, name = network.rpartition(":")
-    if not file or not name.isidentifier():
-        raise refusal("network", "FILE.py:NAME", repr(network), _REMEDY)
+def _read(file: str, name: str, source: str | None = None) -> bytes:
+    """Return the code of a file; refuse one that has changed since the training."""
     try:
-        return Path(file).read_bytes()
+        code = Path(file).read_bytes()
     except OSError as error:
         remedy = "Check the path; the code of a run must stay there unchanged."
         raise refusal("network", f"the code of {name} in {file}", str(error), remedy) from error
-
-
-def _from_file(network: str, source: str | None) -> Build:
-    code = _read(network)
     found = hashlib.sha256(code).hexdigest()
-    file, _, name = network.rpartition(":")
-    if source is not None and found != source:
-        expected, got = f"{file} with the SHA-256 {source[:12]}…", f"{found[:12]}…"
+    if source not in (None, found):
+        expected, got = f"{file} with the SHA-256 {str(source)[:12]}…", f"{found[:12]}…"
         remedy = "The code has changed since the training: restore it, or train again."
         raise refusal("network", expected, got, remedy)
-    module = _import(file, code)
-    build = getattr(module, name, None)
-    if not callable(build):
-        own = [key for key, value in vars(module).items() if callable(value)]
-        remedy = f"{_REMEDY}{suggest(name, own)}"
-        raise refusal(f"network {network}", f"a class or function {name}", "none", remedy)
-    result: Build = build
-    return result
+    return code
 
 
 @lru_cache(maxsize=32)
-def _import(file: str, code: bytes) -> ModuleType:
+def _run_file(file: str, code: bytes) -> ModuleType:
     """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
     module = ModuleType(f"conformallayers_own_{hashlib.sha256(code).hexdigest()[:16]}")
     module.__file__ = file
     sys.modules[module.__name__] = module  # which dataclasses look for
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    try:
+    with _importing(os.path.dirname(os.path.abspath(file)), file):
         exec(compile(code, file, "exec", dont_inherit=True), vars(module))
-    except (Exception, SystemExit) as error:  # code of the user
-        got = f"{type(error).__name__}: {error}"
-        raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
-    finally:
-        del sys.path[0]
     return module
+
+
+def _import_package(name: str) -> ModuleType:
+    with _importing(os.getcwd(), name):  # as python -m does
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _importing(folder: str, what: str) -> Iterator[None]:
+    """Let code of the user import modules of a folder; an error of that code is one sentence."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise refusal(f"network {what}", "code that can be imported", got, "Correct it.") from error
+    finally:
+        sys.path.remove(folder)

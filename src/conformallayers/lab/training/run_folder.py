@@ -49,10 +49,10 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     state: TrainState
 
-    def network(self, device: str = "cpu") -> tuple[TrainConfig, nn.Module]:
+    def network(self) -> tuple[TrainConfig, nn.Module]:
         """Return the options and the trained network."""
-        config = make_config(**{**self.state.config, "device": device})
-        model = config.build().to(device)
+        config = make_config(**{**self.state.config, "device": "cpu"})
+        model = config.build()
         self.restore(model)
         return config, model
 

@@ -89,7 +89,6 @@ def locate(model: str | os.PathLike[str], command: str) -> Path:
 def load_model(
     model: str | os.PathLike[str],
     command: str,
-    device: str = "cpu",
     *,
     weights: Path | None = None,
 ) -> Loaded:
@@ -98,25 +97,25 @@ def load_model(
     if ":" in name and not os.path.exists(name):
         from .own_networks import plain_network
 
-        network = plain_network(name, weights).to(device)
+        network = plain_network(name, weights)
         return Loaded(network.eval(), Path(name), about={"network": name.rpartition(":")[2]})
     if weights is not None:
         remedy = "Leave it out: files and runs have their weights."
         raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
     path = locate(model, command)
     if path.name == CHECKPOINT:
-        return _load_run(path, device)
+        return _load_run(path)
     from ...folding.save import load
 
     folded = load(path)
-    return Loaded(folded.to(device), path, folded.labels, folded.about or {})
+    return Loaded(folded, path, folded.labels, folded.about or {})
 
 
-def _load_run(path: Path, device: str) -> Loaded:
+def _load_run(path: Path) -> Loaded:
     from .run_folder import load_checkpoint
 
     found = load_checkpoint(path)
-    config, module = found.network(device)
+    config, module = found.network()
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
     about |= {"epoch": found.state.epoch, "white": 1.0}  # the value of a white pixel
     if config.pictures is not None:
