@@ -35,25 +35,14 @@ _FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 Batch = Sequence[Sample | Broken]
-
-
-Row = dict[
-    str, Any
-]  # {"path": ..., "top": [{"label": ..., "class": ..., "probability": ..., "score": ...}, ...]}
+Row = dict[str, Any]  # path, and top: the likeliest classes, each with _FIELDS
 Scored = list[Row | Broken]
 
 
 def run_predict(
-    model: str | os.PathLike[str],
-    paths: Sequence[str],
-    options: PredictOptions | None = None,
+    model: str | os.PathLike[str], paths: Sequence[str], options: PredictOptions
 ) -> int:
-    """Write a row for every sample; report broken samples on standard error and skip them.
-
-    Returns:
-        The number of broken samples.
-    """
-    options = options or PredictOptions()
+    """Write a row for every sample; report broken ones on standard error, skip them, and return their number."""
     if options.address is not None and not options.ray:
         raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
     network = open_network(model, options)
@@ -74,11 +63,7 @@ def run_predict(
 
 
 def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> int:
-    """Write every batch as soon as it is predicted; return the number of broken samples.
-
-    Raises:
-        ClosedPipe: nobody reads the rows any more.
-    """
+    """Write every batch as soon as it is predicted; return the number of broken samples."""
     good = broken = 0
     for batch in batches:
         rows = [entry for entry in batch if not isinstance(entry, Broken)]
@@ -91,7 +76,7 @@ def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> 
                 stream.write(header(format, top))
             stream.writelines(row_text(row, format) for row in rows)
             stream.flush()
-        except BrokenPipeError as error:
+        except BrokenPipeError as error:  # nobody reads the rows any more
             raise ClosedPipe from error
         good, broken = good + len(rows), broken + len(batch) - len(rows)
     if not good:
@@ -115,16 +100,23 @@ class ReadyNetwork:
 def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
     """Load a fold, or fold a run."""
     engine, path = options.engine, locate(model, "predict")
+    net: Any
+    run: Any
     if engine == "auto":  # the engines that start at once
         engine = "numpy" if importlib.util.find_spec("torch") is None else "torch"
     if engine == "numpy":
         from ...numpy import load
 
-        net: Any = load(path)
-        run = net
+        net = run = load(path)
     else:
+        import torch
+
+        from ...session import Session
+
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         net = load_model(path, "predict").fold("predict")
-        run = _torch_runner(net, engine, options.threads)
+        run = Session(net, engine=engine, threads=options.threads)
     where = f"predict {os.fspath(model)}"
     if len(net.output_shape) != 1:
         got = f"(B, {shape_text(net.output_shape)[1:]}"
@@ -135,25 +127,6 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     scales = options.resize or "pictures" in (net.about or {}) or path in network_files().values()
     numbers = tuple(map(str, range(classes)))
     return ReadyNetwork(run, net.input_shape, labels or numbers, scales)
-
-
-def _torch_runner(folded: Any, engine: str, threads: int | None) -> Callable[[Array], Array]:
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    network: Callable[[torch.Tensor], torch.Tensor] = folded
-    if engine != "torch":
-        from ...session import Session
-
-        network = Session(folded, engine=engine, threads=threads)
-
-    def run(batch: Array) -> Array:
-        with torch.inference_mode():
-            values: Array = network(torch.from_numpy(batch).to(folded.dtype)).double().numpy()
-        return values
-
-    return run
 
 
 def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Scored:
@@ -196,10 +169,10 @@ def likeliest(scores: Array, top: int, labels: Sequence[str]) -> list[Row]:
 def header(format: str, top: int) -> str:
     """Return the line above the rows; none in jsonl."""
     if format == "table":
-        return _table_line(["image", *(f"{rank}." for rank in range(1, top + 1))])
+        return _line(format, ["image", *(f"{rank}." for rank in range(1, top + 1))])
     ranks = ["", *(f"_{rank}" for rank in range(2, top + 1))]
     names = ["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)]
-    return _csv_line(names) if format == "csv" else ""
+    return _line(format, names) if format == "csv" else ""
 
 
 def row_text(row: Row, format: str) -> str:
@@ -207,22 +180,18 @@ def row_text(row: Row, format: str) -> str:
     if format == "jsonl":
         return json.dumps(row) + "\n"
     if format == "csv":
-        return _csv_line([row["path"], *(value for one in row["top"] for value in one.values())])
-    cells = (
-        f"{one['label']} {100 * one['probability']:.1f} % ({one['score']:.2f})"
-        for one in row["top"]
-    )
-    return _table_line([row["path"], *cells])
+        return _line(format, [row["path"], *(v for one in row["top"] for v in one.values())])
+    text = "{label} {percent:.1f} % ({score:.2f})"
+    cells = (text.format(percent=100 * one["probability"], **one) for one in row["top"])
+    return _line(format, [row["path"], *cells])
 
 
-def _csv_line(values: Sequence[Any]) -> str:
+def _line(format: str, cells: Sequence[Any]) -> str:
+    if format == "table":
+        return "  ".join(printable(cell).ljust(_WIDTH) for cell in cells).rstrip() + "\n"
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(map(csv_text, values))
+    csv.writer(text, lineterminator="\n").writerow(map(csv_text, cells))
     return text.getvalue()
-
-
-def _table_line(cells: Sequence[str]) -> str:
-    return "  ".join(printable(cell).ljust(_WIDTH) for cell in cells).rstrip() + "\n"
 
 
 # -- Ray --------------------------------------------------------------------------------------------
