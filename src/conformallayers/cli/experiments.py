@@ -61,46 +61,32 @@ def device(
     run_devices(networks, options)
 
 
-def _add_experiment(number: int, run: str, options: Any, help: str) -> None:
-    """Add an experiment by its function in lab.experiments, which is imported when it runs."""
+_EXPERIMENTS: dict[int, tuple[str, Any, str]] = {
+    1: ("accuracy", AccuracyOptions, "Train Table I: a convolution alone, with ReLU, with ReSPro."),
+    2: ("accuracy", AccuracyOptions, "Train Table II: LeNet and LeNetCL."),
+    3: ("depth", DepthOptions, "Time DkNet and both paths of DkNetCL against depth."),
+    4: ("batchsize", BatchOptions, "Measure time and memory of D3ModNet and D3ModNetCL."),
+    5: ("cost", CostOptions, "Train networks with stages and others: accuracy against cost."),
+    6: ("robustness", RobustnessOptions, "Measure networks of experiment 5 on corrupted images."),
+}
 
-    def command(*, options: Flat[options] = options()) -> None:
+
+def _add_experiment(number: int, module: str, kind: Any, help: str) -> None:
+    """Add the command of an experiment, whose module is imported when it runs."""
+
+    def command(*, options: Flat[kind] = kind()) -> None:
         from ..lab.measure import keep_freed_memory
 
-        module, _, name = run.partition(":")
-        function = getattr(import_module(f"conformallayers.lab.experiments.{module}"), name)
+        run: Any = import_module(f"conformallayers.lab.experiments.{module}")
         if number in (1, 2, 5):  # which train
             keep_freed_memory()
-        function(*([number] if number < 3 else []), options)
+        getattr(run, f"run_{module}")(*([number] if number < 3 else []), options)
 
     experiment.command(command, name=str(number), help=help)
 
 
-_add_experiment(
-    1,
-    "accuracy:run_accuracy",
-    AccuracyOptions,
-    "Train Table I: one convolution with and without ReLU and ReSPro.",
-)
-_add_experiment(2, "accuracy:run_accuracy", AccuracyOptions, "Train Table II: LeNet and LeNetCL.")
-_add_experiment(
-    3, "depth:run_depth", DepthOptions, "Time DkNet and both paths of DkNetCL against depth."
-)
-_add_experiment(
-    4, "batchsize:run_batches", BatchOptions, "Measure time and memory of D3ModNet and D3ModNetCL."
-)
-_add_experiment(
-    5,
-    "cost:run_cost",
-    CostOptions,
-    "Train networks with stages and others; compare accuracy with cost.",
-)
-_add_experiment(
-    6,
-    "robustness:run_robustness",
-    RobustnessOptions,
-    "Measure networks of experiment 5 on corrupted images.",
-)
+for _number, _row in _EXPERIMENTS.items():
+    _add_experiment(_number, *_row)
 
 
 def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOptions()) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import conformallayers as cl
 from conformallayers.lab.experiments import batchsize
-from conformallayers.lab.experiments.batchsize import run_batches
+from conformallayers.lab.experiments.batchsize import run_batchsize
 from conformallayers.lab.options import BatchOptions
 
 
@@ -31,7 +31,7 @@ def test_batches_fill_the_table_and_the_budget(
         return {**row, "peak_bytes": each * batch * 2**20}
 
     monkeypatch.setattr(batchsize, "measure_alone", grows)
-    record = run_batches(BatchOptions(batches=(1, 256), memory="1GiB", out=tmp_path))
+    record = run_batchsize(BatchOptions(batches=(1, 256), memory="1GiB", out=tmp_path))
     assert [(row["path"], row["batch"]) for row in record["rows"]] == [
         (path, batch) for path in batchsize.PATHS for batch in (1, 256)
     ]
@@ -52,7 +52,7 @@ def test_bisection_ends_beside_the_budget(limit: int) -> None:
 def test_wrong_sizes_are_refused(tmp_path: Path) -> None:
     for text in ("", "GiB", "4 apples"):
         with pytest.raises(cl.ConformalError, match="--memory: expected a size such as 4GiB"):
-            run_batches(BatchOptions(memory=text, out=tmp_path))
+            run_batchsize(BatchOptions(memory=text, out=tmp_path))
 
 
 @pytest.mark.slow

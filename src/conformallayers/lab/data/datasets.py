@@ -111,7 +111,6 @@ class Dataset:
 def load(
     name: str,
     root: str | os.PathLike[str] | None = None,
-    *,
     size: str | int | None = None,
     verify: bool = True,
     where: str = "train",

@@ -28,7 +28,7 @@ _SECONDS = 20.0  # time limit of a row
 _FINE = 64  # the search for the largest batch stops at a relative resolution of 1/64
 
 
-def run_batches(options: BatchOptions) -> Row:
+def run_batchsize(options: BatchOptions) -> Row:
     """Measure every path at every batch size, each in a process of its own; return the record."""
     budget = None if options.memory is None else _bytes(options.memory)
     how: Any = {"settings": ("threads",)}

@@ -38,12 +38,14 @@ def provenance(command: str, before: Mapping[str, Any] | None = None) -> Row:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    now = {"command": (command, " && "), "commit": (commit() or "unknown", ", ")}
-    found: Row = {}
-    for key, (text, separator) in now.items():
+    found: Row = {"machine": machine}
+    for key, text, separator in (
+        ("command", command, " && "),
+        ("commit", commit() or "unknown", ", "),
+    ):
         earlier = ((before or {}).get(key) or text).split(separator)
         found[key] = separator.join(dict.fromkeys([*earlier, text]))
-    return {**found, "machine": machine}
+    return found
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
@@ -111,11 +113,10 @@ class Records:
             remedy = f"Give the same options, another --out, or remove {self.path}."
             require_same(f"{self.command},", before.get("options", {}), settings, remedy)
         self.rows = {self._key(row): row for row in before.get("rows", [])}
-        values = {field: getattr(options, field.name) for field in fields(options)}
         changed = {
-            field.name: value
-            for field, value in values.items()
-            if value != field.default and field.name not in _FOLDERS
+            field.name: getattr(options, field.name)
+            for field in fields(options)
+            if getattr(options, field.name) != field.default and field.name not in _FOLDERS
         }
         line = command_line(shlex.split(self.command), changed)
         self._source = {**provenance(line, before), "options": settings}

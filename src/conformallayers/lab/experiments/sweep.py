@@ -19,7 +19,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...utils.files import write_json
@@ -52,10 +52,10 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     Trials are ranked by validation accuracy; the test images are not used. The same call
     continues the study, and several processes may share one storage.
     """
-    how: Any = {"verify": options.verify, "where": "sweep"}
     source = dataset
     if not isinstance(source, Dataset):
-        source = load(source, options.data_root, size=options.size, **how)
+        places = options.data_root, options.size, options.verify
+        source = load(source, *places, where="sweep")
     names = {"network": absolute(network), "dataset": source.name}
     derived = {**source.options, "source": source_hash(names["network"])}
     config = make_config(**names, epochs=options.max_epochs, seed=options.seed, **derived)
@@ -93,30 +93,24 @@ def _run_trial(
 ) -> str:
     """Train with the options of one more trial, and return a line about it."""
     trial, accuracy = study.ask(space), None
+    config = config.model_copy(update=trial.params)
     try:
-        accuracy = _train(trial, config.model_copy(update=trial.params), train_set, held_out)
+        for row in epoch_rows(config, train_set, held_out):
+            accuracy = row["validation_accuracy"]
+            trial.report(accuracy, row["epoch"])
+            if trial.should_prune() and row["epoch"] < config.epochs:
+                accuracy = None
+                break
     except ConformalError as error:  # the loss is not finite
+        accuracy = None
         trial.set_user_attr("reason", str(error).partition(" Lower")[0])
     except KeyboardInterrupt:
         study.tell(trial, state=TrialState.FAIL)
         raise
     state = TrialState.PRUNED if accuracy is None else TrialState.COMPLETE
-    row = _row(study.tell(trial, accuracy, state))
-    shown = ", ".join(f"{name} {value}" for name, value in row.items() if value is not None)
+    found = _row(study.tell(trial, accuracy, state))
+    shown = ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
     return f"trial {trial.number}: {shown}"
-
-
-def _train(
-    trial: Trial, config: TrainConfig, train_set: Dataset, held_out: Dataset
-) -> float | None:
-    """Return the last validation accuracy; None if the trial is pruned."""
-    accuracy = 0.0
-    for row in epoch_rows(config, train_set, held_out):
-        accuracy = row["validation_accuracy"]
-        trial.report(accuracy, row["epoch"])
-        if trial.should_prune() and row["epoch"] < config.epochs:
-            return None
-    return accuracy
 
 
 def _row(trial: FrozenTrial) -> Row:
