@@ -47,7 +47,7 @@ def mean_image(images: Tensor, shape: Shape = IMAGE_SHAPE) -> Tensor:
 
 
 def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Mirror some images left to right, then shift each by whole pixels, filling with black."""
+    """Mirror some images, (B, C, H, W), then shift each by whole pixels, (B,), filling with black."""
     # Output pixel (i, j) is input pixel (i - down, j - right), counted from the right if flipped;
     # the padding by ``reach`` holds the pixels from outside.
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
@@ -85,33 +85,20 @@ def derive_seed(seed: int, epoch: int, purpose: str = "") -> int:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Iterate once over images ``(B, *shape)`` with values in [0, 1] and labels (B,).
+    """Iterate once over images ``(B, *shape)`` with values in [0, 1] and labels (B,)."""
 
-    Args:
-        images: (N, 1 or 3, H, W), unsigned bytes; of another shape than ``shape`` at most 32×32.
-        labels: (N,).
-        batch_size: of all ranks together; the last batch may be smaller.
-        shuffle: use a new order in every epoch; False keeps the order of the images.
-        seed, epoch: determine the order, and the flips and shifts.
-        flips: mirror a random half of the images left to right.
-        shift: the largest random shift along each axis, in pixels of the network's input.
-        shape: of the network's input; see ``as_input``.
-        device: of the batches.
-        rank, world_size: of the process, and the number of processes that share every batch.
-    """
-
-    images: Tensor
+    images: Tensor  # (N, 1 or 3, H, W), unsigned bytes
     labels: Tensor
-    batch_size: int
-    shuffle: bool = False
-    seed: int = 0
+    batch_size: int  # of all ranks together; the last may be smaller
+    shuffle: bool = False  # a new order in every epoch
+    seed: int = 0  # with the epoch, of the order, the flips and the shifts
     epoch: int = 0
-    flips: bool = False
-    shift: int = 0
-    shape: Shape = IMAGE_SHAPE
+    flips: bool = False  # mirror a random half left to right
+    shift: int = 0  # the largest along each axis, in pixels of the input
+    shape: Shape = IMAGE_SHAPE  # of the input; see as_input
     device: torch.device | str = "cpu"
     rank: int = 0
-    world_size: int = 1
+    world_size: int = 1  # processes that share every batch
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)

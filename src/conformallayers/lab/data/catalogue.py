@@ -21,17 +21,11 @@ _CIFAR_NAMES = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a data set.
+    """The files of a data set."""
 
-    Args:
-        checksums: md5 by file name, the files of the training set first.
-        folders: to search below the data root, the usual one first.
-        archive: a tar file with all files; None for idx files, which may be gzipped one by one.
-    """
-
-    checksums: dict[str, str]
-    folders: tuple[str, ...]
-    archive: str | None = None
+    checksums: dict[str, str]  # md5 by file name, training set first
+    folders: tuple[str, ...]  # below the data root, the usual one first
+    archive: str | None = None  # a tar file with all; idx files may be gzipped one by one
 
     def stored_names(self, name: str) -> tuple[str, str]:
         """Return the names of the files that may hold a file: its own, and that of its compressed form."""

@@ -29,25 +29,16 @@ _SLOPE, _NOISE = 0.2, 0.05
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and labels for training and test.
-
-    Args:
-        name: of the data set.
-        train_images, test_images: (N, C, H, W), unsigned bytes; 0 is black and 255 white.
-        train_labels, test_labels: (N,), int64, from 0 to ``classes`` - 1.
-        classes: their number, and the number of outputs of a network that is trained on them.
-        labels: a name for every class, if they have other names than those of the catalogue.
-        pictures: the digest of a folder of pictures.
-    """
+    """Images and labels for training and test."""
 
     name: str
-    train_images: Tensor
-    train_labels: Tensor
+    train_images: Tensor  # (N, C, H, W), unsigned bytes; 0 is black
+    train_labels: Tensor  # (N,), int64, from 0 to classes - 1
     test_images: Tensor
     test_labels: Tensor
-    classes: int = CLASSES
-    labels: tuple[str, ...] | None = None
-    pictures: str | None = None
+    classes: int = CLASSES  # outputs of a network that is trained on it
+    labels: tuple[str, ...] | None = None  # names other than those of the catalogue
+    pictures: str | None = None  # digest of a folder of pictures
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train_labels, self.test_labels])
@@ -73,11 +64,6 @@ class Dataset:
         """Hold out training images, a share below 1 or a count; return the rest, and a data set that tests on them.
 
         All runs hold out the same images.
-
-        Examples:
-            >>> train, held_out = load("digits").split(0.1)
-            >>> len(train.train_labels), len(held_out.test_labels)
-            (1212, 135)
         """
         total = len(self.train_labels)
         if not 0 <= validation < total or (validation > 1 and validation % 1):
@@ -123,10 +109,6 @@ def load(
         size: of pictures, such as ``48`` or ``"48x64"``; None means 32.
         verify: compare checksums; False accepts your own data in the same format.
         where: the command, for error messages.
-
-    Examples:
-        >>> load("digits").train_images.shape
-        torch.Size([1347, 1, 8, 8])
     """
     if is_pictures(name):
         return _read_pictures(find_pictures(name, where), (3, *parse_size(size)))

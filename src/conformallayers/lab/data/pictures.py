@@ -57,20 +57,13 @@ def parse_size(size: str | int | None) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The files of a folder: which are for training and which for testing, and their classes.
+    """The files of a folder: which are for training and which for testing, and their classes."""
 
-    Args:
-        folder: absolute path.
-        labels: names of the classes, sorted.
-        train, test: the files.
-        has_parts: whether the folder itself says which files are for testing.
-    """
-
-    folder: Path
-    labels: tuple[str, ...]
+    folder: Path  # absolute
+    labels: tuple[str, ...]  # names of the classes, sorted
     train: tuple[File, ...]
     test: tuple[File, ...]
-    has_parts: bool = False
+    has_parts: bool = False  # the folder itself says which files are for testing
 
     @cached_property
     def digest(self) -> str:

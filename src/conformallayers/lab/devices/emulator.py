@@ -48,23 +48,14 @@ _LONGEST = 3600  # seconds of a run
 
 @dataclass(frozen=True, eq=False)
 class DeviceRun:
-    """Results and costs of a network on a device.
+    """Results and costs of a network on a device."""
 
-    Args:
-        flash: bytes of code and constants, including the C library and the code around the network.
-        ram: bytes of static memory: work memory, one image, the outputs, and some of the C library.
-        stack: bytes that the call of the network used.
-        classes: (N,), the index of the largest output.
-        outputs: (N, outputs), float32.
-        instructions: (N,), per image, in multiples of 40.
-    """
-
-    flash: int
-    ram: int
-    stack: int
-    classes: Array
-    outputs: Array
-    instructions: Array
+    flash: int  # bytes of code and constants, C library included
+    ram: int  # bytes of static memory: work memory, image, outputs, C library
+    stack: int  # bytes that the call of the network used
+    classes: Array  # (N,), the index of the largest output
+    outputs: Array  # (N, outputs), float32
+    instructions: Array  # (N,), multiples of 40
 
 
 def missing_tools() -> list[str]:

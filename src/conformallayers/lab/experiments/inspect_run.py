@@ -31,6 +31,7 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
+    out.mkdir(parents=True, exist_ok=True)  # or fail before anything is computed
     notes = loaded.about, loaded.labels, shape
     dataset = load_test(options.dataset, *notes, options, "inspect --dataset")
     x = as_input(dataset.test_images[: options.samples], shape=shape)

@@ -49,12 +49,7 @@ def provenance(command: str, before: Mapping[str, Any] | None = None) -> Row:
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
-    """Return the mean in per cent, and the standard deviation of several values.
-
-    Examples:
-        >>> mean_and_spread([0.9]), mean_and_spread([0.89, 0.9, 0.91])
-        ('90.00 %', '90.00 ± 1.00 %')
-    """
+    """Return the mean in per cent, and the standard deviation of several values."""
     spread = f" ± {100 * stdev(shares):.2f}" if len(shares) > 1 else ""
     return f"{100 * fmean(shares):.2f}{spread} %"
 
@@ -85,24 +80,15 @@ class Records:
 
     Rows that exist are kept. Used in a ``with`` block, whose end writes table and figure, also after an
     interrupt, and refuses if rows have failed.
-
-    Args:
-        command: such as ``"experiment 3"``; its options that differ from the defaults are recorded.
-        options: of the command; their folder ``out`` is written.
-        name: of the files.
-        key: names of the fields that identify a row.
-        cells: returns the table of the rows.
-        figure: returns the figure of the rows.
-        settings: names of options that every row depends on; rows of other values are refused.
     """
 
-    command: str
-    options: Any
+    command: str  # such as "experiment 3"
+    options: Any  # of the command; those other than the defaults are recorded
     name: str
-    key: Sequence[str]
+    key: Sequence[str]  # fields that identify a row
     cells: Callable[[list[Row]], Cells]
     figure: Callable[[list[Row]], Figure] | None = None
-    settings: Sequence[str] = ()
+    settings: Sequence[str] = ()  # options that every row depends on; other values are refused
 
     def __post_init__(self) -> None:
         options, self._failed = self.options, list[str]()
@@ -120,6 +106,7 @@ class Records:
         }
         line = command_line(shlex.split(self.command), changed)
         self._source = {**provenance(line, before), "options": settings}
+        options.out.mkdir(parents=True, exist_ok=True)  # or fail before anything is measured
 
     def _key(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.key)

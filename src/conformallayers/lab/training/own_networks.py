@@ -42,12 +42,7 @@ def source_hash(network: str) -> str | None:
 
 
 def find_network(network: str, source: str | None = None) -> Build:
-    """Return the class or function of a network.
-
-    Args:
-        network: a name of :mod:`conformallayers.networks`, ``PACKAGE:NAME``, or ``FILE.py:NAME``. The file is run.
-        source: the SHA-256 that the file must have; None takes any.
-    """
+    """Return the class or function of a network, from a file only if that has the SHA-256 ``source``."""
     from ... import networks
 
     file, _, name = network.rpartition(":")

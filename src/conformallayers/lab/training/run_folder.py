@@ -119,6 +119,7 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
             remedy = "Resume that run with --resume, or name another folder with --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
         _check_same_options(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config.model_dump())
 
 

@@ -28,21 +28,15 @@ _SPECS = "a file of cl.save, the folder of a run, a training checkpoint, or a na
 
 @dataclass(frozen=True)
 class Loaded:
-    """A fold, or the network of a training run.
+    """A fold, or the network of a training run."""
 
-    Args:
-        module: a :class:`Folded`, or a model in evaluation mode, which has no config if it is no run.
-        path: of its file.
-        labels: a name for every output, or None.
-        about: notes: network, dataset, epoch, white; and pictures, the digest of the folder that it was trained on.
-        config: of the training run; None for a fold.
-    """
-
-    module: nn.Module
+    module: nn.Module  # a Folded, or a model in evaluation mode
     path: Path
     labels: tuple[str, ...] | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-    config: TrainConfig | None = None
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # network, dataset, epoch, white; pictures: the digest of its folder
+    config: TrainConfig | None = None  # of a run
 
     @property
     def shape(self) -> tuple[int, ...]:
