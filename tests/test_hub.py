@@ -31,10 +31,11 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "D3ModNet": networks.D3ModNet,
     "D3ModNetCL": lambda: networks.D3ModNetCL(projective=True, gain=-1.0),
     "StageNet": lambda: networks.StageNet(
-        "small", depth=3, rectifier="max", signed=0.5, respro=False, offset=0.5, unit="norm"
+        "small", rectifier="max", signed=0.5, respro=False, offset=0.5, unit="norm"
     ),
     "StageReLUNet": lambda: networks.StageReLUNet(in_shape=(3, 32, 32), pool="max"),
     "MLP": lambda: networks.MLP(7, num_classes=3),
+    "DepthwiseNet": networks.DepthwiseNet,
     "ResNet8": lambda: networks.ResNet8(num_classes=3),
 }
 

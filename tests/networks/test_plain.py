@@ -29,7 +29,7 @@ def test_mlp_costs_as_much_as_lenet() -> None:
     assert multiply_adds(cl.networks.LeNet()) == 651_720
 
 
-@pytest.mark.parametrize("name", ["MLP", "ResNet8"])
+@pytest.mark.parametrize("name", ["MLP", "DepthwiseNet", "ResNet8"])
 def test_a_step_of_training_moves_every_weight(name: str) -> None:
     torch.manual_seed(0)
     model = getattr(cl.networks, name)(num_classes=8)

@@ -44,8 +44,7 @@ def multiply_adds(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
 @every_kind
 @every_preset
 def test_presets_keep_their_limits(kind: str, preset: str) -> None:
-    # With one convolution in each stage the network is what deeper ones fold to.
-    model = network(kind, preset, depth=1).eval()
+    model = network(kind, preset).eval()
     assert 0.9 * LIMITS[preset] <= multiply_adds(model) <= LIMITS[preset]
 
 
@@ -53,24 +52,25 @@ def test_presets_keep_their_limits(kind: str, preset: str) -> None:
     "preset", ["nano", "micro", "small", *map(slow, ["base", "compact", "large"])]
 )
 def test_folded_presets_keep_their_limits(preset: str) -> None:
-    folded = cl.fold(network("StageNet", preset, depth=3), cl.networks.IMAGE_SHAPE)
+    folded = cl.fold(network("StageNet", preset), cl.networks.IMAGE_SHAPE)
     assert multiply_adds(folded) <= LIMITS[preset]
 
 
-@every_kind
-@every_preset
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.sampled(3)
-def test_depth_changes_no_shape(kind: str, preset: str, depth: int) -> None:
-    model = getattr(cl.networks, kind)(preset, depth=depth, device="meta")
-    convolutions = [m for m in model.features.modules() if isinstance(m, nn.Conv2d)]
-    stages = PRESETS[preset]
-    assert len(convolutions) == depth * len(stages)
-    assert model(torch.rand(2, 3, 32, 32, device="meta")).shape == (2, 10)
-    for index, stage in enumerate(stages):
-        chain = convolutions[index * depth : (index + 1) * depth]
-        assert sum(m.kernel_size[0] - 1 for m in chain) + 1 == stage.kernel
-        assert chain[-1].out_channels == stage.channels
+def test_expanded_stages_fold_to_the_same_operations() -> None:
+    model = network("StageNet", "micro")
+    plain, bigger = (cl.fold(m, (3, 32, 32)) for m in (model, cl.expand(model)))
+    kinds = [[operation.kind for operation in fold.recipe.operations] for fold in (plain, bigger)]
+    assert kinds[0] == kinds[1]
+    assert multiply_adds(plain) == multiply_adds(bigger)
+
+
+def test_width_and_pooling_of_the_twin() -> None:
+    plain = network("StageReLUNet", "micro", width=1.5).features
+    assert [m.out_channels for m in plain if isinstance(m, nn.Conv2d)] == [24, 72]
+    twin, stage = network("StageReLUNet", "micro", pool="norm"), network("StageNet", "micro")
+    shapes = [[p.shape for p in m.parameters() if p.dim() > 1] for m in (twin, stage)]
+    assert shapes[0] == shapes[1]
+    assert multiply_adds(twin.eval()) == multiply_adds(stage.eval())
 
 
 @every_kind
@@ -99,13 +99,13 @@ def test_a_step_of_training_moves_every_weight(rectifier: Any, signed: float) ->
     ("preset", "options"),
     [
         ("micro", {}),
-        ("micro", {"depth": 3, "respro": False}),
+        ("micro", {"respro": False}),
         ("micro", {"rectifier": "relu", "unit": "norm", "offset": None}),
         slow("base", {}),
     ],
 )
 def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
-    shallow = multiply_adds(network("StageNet", preset, depth=1).eval())
+    shallow = multiply_adds(network("StageNet", preset).eval())
     for dtype in DTYPES:
         model = network("StageNet", preset, **options).to(dtype).eval()
         x = samples((3, 32, 32), dtype, batch=2)
@@ -124,12 +124,12 @@ def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
             (kind, {"preset": "huge"}, "preset: expected one of nano, micro, small")
             for kind in KINDS
         ),
-        *((kind, {"depth": 0}, "depth: expected a whole number > 0") for kind in KINDS),
         ("StageNet", {"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),
         ("StageNet", {"in_shape": (3, 32)}, r"in_shape: expected \(C, H, W\)"),
         ("StageNet", {"rectifier": "gelu"}, "rectifier: expected one of norm, relu, abs, max"),
         ("StageNet", {"signed": 1}, "signed: expected a number from 0 to below 1"),
-        ("StageReLUNet", {"pool": "norm"}, 'pool: expected "max" or "average"'),
+        ("StageReLUNet", {"pool": "sum"}, 'pool: expected "average", "max" or "norm"'),
+        ("StageReLUNet", {"width": 0}, "width: expected a number above 0"),
     ],
 )
 def test_wrong_arguments_are_refused(kind: str, options: Any, message: str) -> None:

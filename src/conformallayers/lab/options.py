@@ -160,11 +160,10 @@ class CostOptions(DataOptions, ThreadOptions):
 
     Args:
         dataset: Name of the data set.
-        only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; those of the experiment if
+        only: Names of networks, such as LeNet or LeNet-expanded; those of the experiment if
             none is given. Their runs are in runs/NAME-DATASET-seedN.
         epochs: Passes over the training images; those of StageNet's preset if not given.
         seeds: Seeds of the runs.
-        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
         measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
         out: Folder for rows, table and figure.
     """
@@ -173,7 +172,6 @@ class CostOptions(DataOptions, ThreadOptions):
     only: tuple[str, ...] = ()
     epochs: PositiveInt | None = None
     seeds: tuple[int, ...] = (0,)
-    ablation: bool = False
     measure: bool = False
     out: Path = Path("results/experiment5")
 

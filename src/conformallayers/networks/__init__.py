@@ -12,7 +12,7 @@ from .paper import (
     LeNet,
     LeNetCL,
 )
-from .plain import MLP, ResNet8
+from .plain import MLP, DepthwiseNet, ResNet8
 from .stages import StageNet, StageReLUNet
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "BaseReSProNet",
     "D3ModNet",
     "D3ModNetCL",
+    "DepthwiseNet",
     "DkNet",
     "DkNetCL",
     "LeNet",

@@ -1,24 +1,21 @@
 """StageNet, a family of networks by cost, and its ReLU twin.
 
-A stage is a chain of linear layers that folds into one convolution, a ReSPro, and a pooling that rectifies.
+A stage is a convolution, a ReSPro, and a pooling that rectifies. ``cl.expand`` lets its convolution train as a chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..container import ConformalLayers
-from ..errors import check_count, refusal, shape_text
+from ..errors import check_count, is_real, refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
-from ..nn.collapse import run_sequence
 from ..nn.homogeneous import Abs, Split
-from ..nn.registry import has_global_hooks, has_hooks
 from ..utils.text import suggest
 from .base import IMAGE_SHAPE, Network, check_share, make_head
 
@@ -27,25 +24,14 @@ Rectifier = Literal["norm", "relu", "abs", "max"]
 
 @dataclass(frozen=True)
 class Stage:
-    """The shape of a stage when folded: one convolution and one pooling; ``inner`` channels between layers."""
+    """The shape of a stage: one convolution and one pooling."""
 
     channels: int
     kernel: int
-    inner: int
     stride: int = 1
     padding: int = 0
     pool: int = 2
     pool_stride: int = 2
-
-    def kernels(self, depth: int) -> list[int]:
-        """Return the kernel sizes of ``depth`` convolutions that fold into one.
-
-        The last ones are 3×3 while the size of the whole allows it, the first ones 1×1.
-        """
-        sizes = [1] * depth
-        for index in range(self.kernel - 1):
-            sizes[-1 - index // 2 % depth] += 1
-        return sizes
 
     def side(self, size: int) -> int:
         """Return the output size along an axis; 0 or less if the input is too small."""
@@ -59,48 +45,47 @@ class Stage:
 # multiply-adds than a convolution.
 PRESETS: dict[str, tuple[Stage, ...]] = {
     "nano": (
-        Stage(12, kernel=5, inner=12, stride=2),
-        Stage(36, kernel=3, inner=40, pool=3),
+        Stage(12, kernel=5, stride=2),
+        Stage(36, kernel=3, pool=3),
     ),
     "micro": (
-        Stage(16, kernel=5, inner=16, stride=2),
-        Stage(48, kernel=3, inner=64, pool=3),
+        Stage(16, kernel=5, stride=2),
+        Stage(48, kernel=3, pool=3),
     ),
     "small": (
-        Stage(16, kernel=5, inner=16, stride=2),
-        Stage(96, kernel=3, inner=96, pool=3),
+        Stage(16, kernel=5, stride=2),
+        Stage(96, kernel=3, pool=3),
     ),
     "base": (
-        Stage(32, kernel=5, inner=32, stride=2, padding=2),
-        Stage(80, kernel=3, inner=96, pool_stride=1),
-        Stage(144, kernel=3, inner=128, pool_stride=1),
+        Stage(32, kernel=5, stride=2, padding=2),
+        Stage(80, kernel=3, pool_stride=1),
+        Stage(144, kernel=3, pool_stride=1),
     ),
     "compact": (
-        Stage(32, kernel=5, inner=24),
-        Stage(64, kernel=3, inner=64),
-        Stage(112, kernel=3, inner=96),
+        Stage(32, kernel=5),
+        Stage(64, kernel=3),
+        Stage(112, kernel=3),
     ),
     "large": (
-        Stage(24, kernel=5, inner=24),
-        Stage(64, kernel=3, inner=64, padding=1),
-        Stage(128, kernel=3, inner=96, padding=1),
-        Stage(256, kernel=2, inner=128),
+        Stage(24, kernel=5),
+        Stage(64, kernel=3, padding=1),
+        Stage(128, kernel=3, padding=1),
+        Stage(256, kernel=2),
     ),
 }
+_SIGNED = 0.25  # the share of channels without a rectifier
+_WIDEST = 16
 _HIDDEN = {"micro": 84, "small": 84}  # widths of the hidden layers of heads; others have none
 
 
 class StageNet(Network):
-    """A chain of stages: convolutions, ReSPro, pooling that rectifies, BatchNorm; then a small head.
-
-    Folded, every stage is one convolution, so the presets have the same cost at every depth.
+    """A chain of stages: convolution, ReSPro, pooling that rectifies, BatchNorm; then a small head.
 
     Args:
         preset: ``"nano"``, ``"micro"``, ``"small"``, ``"base"``, ``"compact"`` or ``"large"``, by multiply-adds
             when folded.
         num_classes: the number of outputs.
         in_shape: of one image, (C, H, W).
-        depth: the number of convolutions of a stage.
         rectifier: of the channels that are not signed: ``"norm"`` (Euclidean norm of windows), ``"max"``
             pooling, or ``"relu"`` or ``"abs"`` followed by average pooling.
         signed: the share of channels that are averaged without a rectifier, from 0 to below 1.
@@ -120,42 +105,39 @@ class StageNet(Network):
         *,
         num_classes: int = 10,
         in_shape: Sequence[int] = IMAGE_SHAPE,
-        depth: int = 2,
         rectifier: Rectifier = "norm",
-        signed: float = 0.25,
+        signed: float = _SIGNED,
         respro: bool = True,
         offset: float | str | None = "learned",
         unit: str = "rms",
         **factory: Any,
     ) -> None:
-        features = _features(preset, depth, in_shape)
-        pooling = _RECTIFIED.get(rectifier)
-        if pooling is None:
+        if rectifier not in _RECTIFIED:
             expected = f"one of {', '.join(_RECTIFIED)}"
             raise refusal("rectifier", expected, repr(rectifier), 'The default is "norm".')
         remedy = "It is the share of channels without a rectifier; the default is 0.25."
         check_share("signed", signed, remedy)
+        stages, features = _stages(preset, in_shape)
         layers: list[nn.Module] = []
-        for stage, convolutions in _convolutions(preset, depth, in_shape, factory):
-            layers += convolutions
+        for stage, convolution in zip(
+            stages, _convolutions(stages, in_shape, factory), strict=True
+        ):
+            layers.append(convolution)
             if respro:
                 layers.append(ReSPro(1.0, projective=True, **factory))
-            averaged = int(signed * stage.channels)
-            rectified = pooling(stage)
-            if averaged:
-                sizes = [averaged, stage.channels - averaged]
-                rectified = Split(sizes, [_average(stage), rectified])
-            layers += [rectified, nn.BatchNorm2d(stage.channels, **factory)]
+            pooling = _pooling(stage, rectifier, signed)
+            layers += [pooling, nn.BatchNorm2d(stage.channels, **factory)]
         head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
         super().__init__(ConformalLayers(*layers, offset=offset, unit=unit), head)
 
 
 class StageReLUNet(Network):
-    """The ReLU twin of StageNet: the same convolutions, with BatchNorm, ReLU and pooling.
+    """The ReLU twin of StageNet: the same convolutions with BatchNorm, ReLU and pooling.
 
     Args:
-        preset, num_classes, in_shape, depth: as in StageNet.
-        pool: ``"max"`` or ``"average"``.
+        preset, num_classes, in_shape: as in StageNet.
+        pool: ``"average"`` or ``"max"`` after a ReLU; or ``"norm"``, the pooling of StageNet instead of a ReLU.
+        width: a factor of the channels of every stage.
     """
 
     def __init__(
@@ -164,29 +146,29 @@ class StageReLUNet(Network):
         *,
         num_classes: int = 10,
         in_shape: Sequence[int] = IMAGE_SHAPE,
-        depth: int = 2,
-        pool: Literal["max", "average"] = "average",
+        pool: Literal["average", "max", "norm"] = "average",
+        width: float = 1.0,
         **factory: Any,
     ) -> None:
-        features = _features(preset, depth, in_shape)
-        if pool not in ("max", "average"):
-            raise refusal("pool", '"max" or "average"', repr(pool), 'The default is "average".')
+        if pool not in ("average", "max", "norm"):
+            expected = '"average", "max" or "norm"'
+            raise refusal("pool", expected, repr(pool), 'The default is "average".')
+        if not is_real(width) or not 0 < width <= _WIDEST:
+            expected = f"a number above 0, at most {_WIDEST}"
+            raise refusal("width", expected, repr(width), "The default is 1.")
+        stages, features = _stages(preset, in_shape, width)
         layers: list[nn.Module] = []
-        for stage, convolutions in _convolutions(preset, depth, in_shape, factory):
-            layers += [*convolutions, nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
-            layers.append(_maximum(stage) if pool == "max" else _average(stage))
+        for stage, convolution in zip(
+            stages, _convolutions(stages, in_shape, factory), strict=True
+        ):
+            norm = nn.BatchNorm2d(stage.channels, **factory)
+            if pool == "norm":
+                layers += [convolution, _pooling(stage, "norm", _SIGNED), norm]
+            else:
+                pooling = _maximum(stage) if pool == "max" else _average(stage)
+                layers += [convolution, norm, nn.ReLU(), pooling]
         head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
         super().__init__(nn.Sequential(*layers), head)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the scores of the classes; convolutions in a row train as one, as those of StageNet."""
-        features: Any = self.features
-        hooks = has_hooks(features) or has_global_hooks()
-        plain = type(features) is nn.Sequential and not hooks
-        if not self.training or not plain or torch.compiler.is_compiling():
-            return super().forward(input)
-        scores: Tensor = self.head(torch.flatten(run_sequence(features, input), 1))
-        return scores
 
 
 def _average(stage: Stage) -> nn.Module:
@@ -205,40 +187,43 @@ _RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
 }
 
 
-def _features(preset: str, depth: int, in_shape: Sequence[int]) -> int:
-    """Return the number of features behind the last stage; refuse arguments that build no network."""
+def _pooling(stage: Stage, rectifier: str, signed: float) -> nn.Module:
+    """Return the pooling of a stage; a share of its channels is averaged without a rectifier."""
+    rectified, averaged = _RECTIFIED[rectifier](stage), int(signed * stage.channels)
+    if not averaged:
+        return rectified
+    return Split([averaged, stage.channels - averaged], [_average(stage), rectified])
+
+
+def _stages(preset: str, in_shape: Sequence[int], width: float = 1.0) -> tuple[list[Stage], int]:
+    """Return the stages and the number of features after them; refuse arguments that build no network."""
     if preset not in PRESETS:
         expected = f"one of {', '.join(PRESETS)}"
         remedy = f"Leave it out for micro.{suggest(str(preset), PRESETS)}"
         raise refusal("preset", expected, repr(preset), remedy)
-    check_count("depth", depth, "It is the number of convolutions of a stage.")
     if len(in_shape) != 3:
         raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")
     for size in in_shape:
         check_count("in_shape", size, "Give the shape of one image, (C, H, W).")
     sides = list(in_shape[1:])
-    for stage in PRESETS[preset]:
+    stages = [replace(s, channels=max(1, round(width * s.channels))) for s in PRESETS[preset]]
+    for stage in stages:
         sides = [stage.side(side) for side in sides]
     if min(sides) < 1:
         expected, got = "images large enough for all stages", shape_text(in_shape)
         raise refusal("in_shape", expected, got, "Enlarge the images, or use a smaller preset.")
-    return stage.channels * sides[0] * sides[1]
+    return stages, stage.channels * sides[0] * sides[1]
 
 
 def _convolutions(
-    preset: str, depth: int, in_shape: Sequence[int], factory: dict[str, Any]
-) -> Iterator[tuple[Stage, list[nn.Module]]]:
-    """Yield each stage with its convolutions; the first one pads and the last one has the stride."""
+    stages: Sequence[Stage], in_shape: Sequence[int], factory: dict[str, Any]
+) -> Iterator[nn.Module]:
+    """Yield the convolution of each stage."""
     channels = in_shape[0]
-    for stage in PRESETS[preset]:
-        layers: list[nn.Module] = []
-        widths = [channels, *[stage.inner] * (depth - 1), stage.channels]
-        for index, kernel in enumerate(stage.kernels(depth)):
-            stride = stage.stride if index == depth - 1 else 1
-            padding = 0 if index else stage.padding
-            layer = cl.Conv2d(widths[index], widths[index + 1], kernel, stride, padding, **factory)
-            # Keeps the mean square, at any depth: points stay of the size of α.
-            nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
-            layers.append(layer)
-        yield stage, layers
+    for stage in stages:
+        options = {"stride": stage.stride, "padding": stage.padding, **factory}
+        layer = cl.Conv2d(channels, stage.channels, stage.kernel, **options)
+        # Keeps the mean square: points stay of the size of α.
+        nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+        yield layer
         channels = stage.channels

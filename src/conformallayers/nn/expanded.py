@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..functional import may_look
+from ..functional import full_precision, may_look
 from . import layers
 
 Shape = tuple[int, ...]
@@ -125,7 +125,7 @@ class Expanded(nn.Module):
 
     def compose(self) -> Tensor:
         """Return kernel plus terms, in the dtype of the kernel, autocast or not."""
-        with torch.autocast(self.kernel.device.type, enabled=False):
+        with full_precision(self.kernel):
             total: Tensor = self.kernel
             for term in self.terms:
                 own = isinstance(term, (Chain, Branches))

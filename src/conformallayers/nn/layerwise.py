@@ -23,7 +23,6 @@ from ..functional import (
 )
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, joined_bound
-from .collapse import collapsible, run_collapsed
 from .power_iteration import Layer, power_step
 from .registry import branches, check_input, is_affine, modules_in, run, spec_of
 
@@ -73,30 +72,20 @@ class LayerFlow(Flow[Points]):
     """Run modules on batches; with ``advance`` each spectral norm makes one step of power iteration.
 
     With ``rms`` lengths are root mean squares. Bounds stay bounds of norms: points of root mean square 1 have
-    the norm √d. With ``collapse`` convolutions in a row run as one where that is cheaper.
+    the norm √d.
     """
 
-    def __init__(self, advance: bool, rms: bool = False, collapse: bool = False) -> None:
-        self.advance, self.rms, self.collapse = advance, rms, collapse
+    def __init__(self, advance: bool, rms: bool = False) -> None:
+        self.advance, self.rms = advance, rms
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run one module of a branch, or all modules of an nn.Sequential."""
         return self.run_chain(list(modules_in(path, module)), value)
 
-    def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
+    def run_chain(self, pairs: Iterable[tuple[str, nn.Module]], value: Points) -> Points:
         """Run (path, module) pairs in order."""
-        rest = list(pairs)
-        while rest:
-            modules = [module for _, module in rest]
-            shapes = collapsible(modules, value.x) if self.collapse else []
-            if shapes:
-                chain = modules[: len(shapes)]
-                layers = ((m, spec_of("", m), s) for m, s in zip(chain, shapes, strict=True))
-                x = run_collapsed(chain, value.x)
-                value = Points(x, value.t, value.segment.then(*layers))
-            else:
-                value = self.step(*rest[0], value)
-            del rest[: max(len(shapes), 1)]
+        for path, module in pairs:
+            value = self.step(path, module, value)
         return value
 
     def split(self, path: str, groups: Sequence[nn.Module], value: Points) -> list[Points]:
@@ -154,10 +143,10 @@ def run_layers(
     rms: bool = False,
 ) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
-    compiling, transforms = torch.compiler.is_compiling(), transformed()
+    compiling = torch.compiler.is_compiling()
     # Power iteration needs autograd, which transforms and inference mode take away.
-    iterate = compiling or not (transforms or torch.is_inference_mode_enabled())
-    flow = LayerFlow(training and iterate, rms, training and not (compiling or transforms))
+    iterate = compiling or not (transformed() or torch.is_inference_mode_enabled())
+    flow = LayerFlow(training and iterate, rms)
     if not compiling and input.is_inference():
         input = input.clone()  # outside of inference mode a layer can save the copy
     unit = norm_unit(input.shape[1:], rms)

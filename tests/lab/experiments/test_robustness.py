@@ -18,7 +18,7 @@ import conformallayers as cl
 from conformallayers.errors import MissingExtra
 from conformallayers.lab.data.datasets import draw_shapes
 from conformallayers.lab.experiments import robustness
-from conformallayers.lab.experiments.cost import ABLATION, NETWORKS, config_of
+from conformallayers.lab.experiments.cost import NETWORKS, config_of
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.experiments.robustness import (
     CONTRASTS,
@@ -34,7 +34,7 @@ from conformallayers.lab.training.train import train
 from runs import few_digits
 from training import QUIET
 
-SEEN = ("StageNet-micro", "StageReLUNet-micro-max")  # networks that see contrast
+SEEN = ("StageNet-micro", "StageReLUNet-micro")  # networks that see contrast
 UNSEEN = ("LeNetCL", "StageNet-micro-no-offset")
 Run = Callable[..., list[Row]]
 
@@ -96,7 +96,7 @@ def test_wrong_options_are_refused(run: Run) -> None:
     message = "a finished run in .*MLP-digits-seed0, .* experiment 5 --only MLP --seeds 0"
     with pytest.raises(cl.ConformalError, match=message):
         run(only=("MLP",))
-    assert set(NAMES) <= {*NETWORKS, *ABLATION}
+    assert set(NAMES) <= set(NETWORKS)
 
 
 def test_table_has_the_mean_over_strengths() -> None:

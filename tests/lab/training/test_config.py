@@ -11,6 +11,7 @@ import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training.config import make_config
 from conformallayers.lab.training.train import train
+from conformallayers.nn.expanded import Expanded
 
 WRONG = [
     ({"network": "Lenet"}, "network: expected one of MLP, BaseLinearNet, .*, got 'Lenet'"),
@@ -59,7 +60,7 @@ def test_misspelt_names_get_a_suggestion(options: dict[str, Any], meant: str) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"respro": False, "depth": 3}, "--depth 3 --no-respro"),
+        ({"respro": False}, "--no-respro"),
         ({"respro": True}, "--respro"),
         ({"offset": None}, "--offset none"),
         ({"offset": 0.5, "rectifier": "abs"}, "--rectifier abs --offset 0.5"),
@@ -71,3 +72,14 @@ def test_options_of_stages_reach_the_network(options: dict[str, Any], words: str
     network: Any = config.build()
     assert {key: network.arguments[key] for key in options} == options
     assert config.command({}) == f"conformallayers train StageNet shapes {words}"
+
+
+def test_expanded_networks_are_built_anew_and_keep_their_command() -> None:
+    config = make_config(network="LeNet", dataset="digits", expand=True)
+    layers = [m for m in config.build().modules() if isinstance(m, Expanded)]
+    assert len(layers) == 2
+    assert config.command({}) == "conformallayers train LeNet digits --expand"
+    assert config.folder.name == "LeNet-expanded-digits-seed0"
+    # Drawn anew, the kernel does not make up for the other terms as it does after cl.expand.
+    bound = 4 * (3 * 25) ** -0.5
+    assert layers[0].kernel.std() < bound

@@ -1,9 +1,9 @@
-"""Experiment 5: accuracy against cost, of networks with stages, their ReLU twins and others."""
+"""Experiment 5: accuracy against cost, of the same deployed networks trained plain and expanded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import refusal
 from ...folding.fold import fold
-from ...folding.save import save
 from ...networks import IMAGE_SHAPE
-from ...networks.stages import PRESETS
 from ...nn.extra_layers import Centre
 from ...session import Session
 from ...testing import fold_error
@@ -34,15 +32,8 @@ from ..training.config import TrainConfig, make_config, preset_options, resolved
 from ..training.run_folder import RESULT
 from ..training.saved_models import Loaded, load_model
 from ..training.train import train
-from .bench import (
-    Engine,
-    deployed_relu,
-    has_conformal_layers,
-    multiply_adds,
-    relu_engines,
-    weights,
-)
-from .records import Cells, Records, Row, grouped, mean_and_spread
+from .bench import multiply_adds, weights
+from .records import Cells, Records, Row, grouped, mean_and_spread, read_record
 
 PRESET = "modern"
 _BUDGET = ("epochs", "batch_size", "flips", "shift")  # of StageNet's preset, for every network
@@ -52,33 +43,31 @@ _EXECUTIONS = 60  # timed calls of each network
 _WHERE = "experiment 5"
 
 
+EXPANDED = "-expanded"
+
+
 def _networks() -> dict[str, Row]:
-    found: dict[str, Row] = {
-        name: {"network": name} for name in ("MLP", "LeNet", "LeNetCL", "ResNet8")
+    """Return the options of train by name; a network that is trained expanded has a name of its own."""
+    pairs: dict[str, Row] = {
+        name: {"network": name} for name in ("LeNet", "DepthwiseNet", "ResNet8")
     }
-    for preset in PRESETS:
-        found[f"StageNet-{preset}"] = {"network": "StageNet", "preset": preset}
-        for pool in ("average", "max"):
-            twin = {"network": "StageReLUNet", "preset": preset, "pool": pool}
-            found[f"StageReLUNet-{preset}-{pool}"] = twin
+    for preset in ("micro", "small", "base", "compact", "large"):
+        pairs[f"StageReLUNet-{preset}"] = {"network": "StageReLUNet", "preset": preset}
+        pairs[f"StageNet-{preset}"] = {"network": "StageNet", "preset": preset}
+    stage, twin = pairs["StageNet-micro"], pairs["StageReLUNet-micro"]
+    # Where the gain of StageNet comes from: its pooling without t, and its parts left out.
+    pairs["StageReLUNet-micro-norm"] = {**twin, "pool": "norm"}
+    pairs["StageNet-micro-no-respro"] = {**stage, "respro": False}
+    pairs["StageNet-micro-no-offset"] = {**stage, "offset": "none"}
+    pairs["StageReLUNet-micro-wide"] = {**twin, "width": 1.5}
+    found: dict[str, Row] = {name: {"network": name} for name in ("MLP", "LeNetCL")}
+    for name, options in pairs.items():
+        found[name] = options
+        found[f"{name}{EXPANDED}"] = {**options, "expand": True}
     return found
 
 
-def _ablation() -> dict[str, Row]:
-    micro = {"network": "StageNet", "preset": "micro"}
-    found: dict[str, Row] = {"StageNet-micro-no-offset": {**micro, "offset": "none"}}
-    for depth, rectifiers in {
-        1: ("norm", "relu"),
-        2: ("norm", "relu", "abs", "max"),
-        3: ("norm", "relu"),
-    }.items():
-        for rectifier, respro in product(rectifiers, (True, False)):
-            name = f"StageNet-micro-depth{depth}-{rectifier}{'' if respro else '-no-respro'}"
-            found[name] = {**micro, "depth": depth, "rectifier": rectifier, "respro": respro}
-    return found
-
-
-NETWORKS, ABLATION = _networks(), _ablation()  # options of train by name
+NETWORKS = _networks()
 
 
 def run_folder(name: str, dataset: str, seed: int) -> Path:
@@ -99,7 +88,7 @@ def load_runs(names: Sequence[str], dataset: str, seed: int, where: str) -> dict
 
 def _require_known(names: Sequence[str], where: str) -> None:
     for name in names:
-        require_choice(f"{where} --only", name, {**NETWORKS, **ABLATION}, "Name one of them.")
+        require_choice(f"{where} --only", name, NETWORKS, "Name one of them.")
 
 
 def config_of(
@@ -116,18 +105,18 @@ def config_of(
         shared["epochs"] = epochs
     own = {"training_preset": PRESET, "dataset": dataset, "seed": seed, "threads": threads}
     classes = len(LABELS.get(dataset, range(CLASSES)))
-    options = {**shared, **own, **{**NETWORKS, **ABLATION}[name]}
+    options = {**shared, **own, **NETWORKS[name]}
     return make_config(**resolved(options), classes=classes)
 
 
 def run_cost(options: CostOptions, console: Console | None = None) -> Row:
     """Train the missing networks, or time those that are trained; return the record."""
     _require_known(options.only, _WHERE)
-    names = options.only or tuple(ABLATION if options.ablation else NETWORKS)
+    names = options.only or tuple(NETWORKS)
     if options.measure:
         return _measure_times(names, options)
     records = Records(
-        *(_WHERE, options, options.dataset, ("name", "seed"), cells, front_figure),
+        *(_WHERE, options, options.dataset, ("name", "seed"), cells, _weights_figure),
         settings=("dataset", "epochs"),
     )
     with records:
@@ -138,7 +127,7 @@ def run_cost(options: CostOptions, console: Console | None = None) -> Row:
 
 
 def train_and_measure(name: str, seed: int, chosen: CostOptions, console: Console | None) -> Row:
-    """Return the row of a run; train it if it is not finished. Save the fold of seed 0."""
+    """Return the row of a run; train it if it is not finished."""
     folder = run_folder(name, chosen.dataset, seed)
     if not (folder / RESULT).is_file():
         config = config_of(name, chosen.dataset, seed, chosen.epochs, chosen.threads)
@@ -148,10 +137,7 @@ def train_and_measure(name: str, seed: int, chosen: CostOptions, console: Consol
     loaded = load_model(folder, _WHERE)
     network = _without_centre(loaded.module)
     folded = fold(network, IMAGE_SHAPE)
-    if has_conformal_layers(network) and seed == 0 and name in NETWORKS:
-        path = chosen.out / f"{name}-{chosen.dataset}.safetensors"
-        save(loaded.fold(_WHERE, IMAGE_SHAPE), path)
-    kept = ("accuracy", "parameters", "seconds", "commit", "command")
+    kept = ("accuracy", "parameters_in_training", "seconds", "commit", "command")
     return {
         "name": name,
         "seed": seed,
@@ -169,13 +155,17 @@ def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
     runs = load_runs(names, chosen.dataset, chosen.seeds[0], _WHERE)
     records = Records(
         *(_WHERE, replace(chosen, threads=1), f"{chosen.dataset}-times", ("name", "batch")),
-        cells=time_cells,
+        *(time_cells, partial(_time_figure, chosen)),
         settings=("dataset", "epochs"),
     )
+    folds = {n: fold(_without_centre(run.module), IMAGE_SHAPE) for n, run in runs.items()}
     with torch_settings(1), records:
         for batch in BATCHES:
             x = _images(batch, seed=batch)
-            engines = {name: _engine(name, loaded.module, x) for name, loaded in runs.items()}
+            engines = {
+                name: partial(Session(folded, engine="onnxruntime", threads=1), x.numpy())
+                for name, folded in folds.items()
+            }
             times = interleave(engines, _EXECUTIONS)
             for name, timing in times.items():
                 row = {"name": name, "batch": batch, "milliseconds": timing}
@@ -195,18 +185,6 @@ def _without_centre(model: nn.Module) -> nn.Module:
 def _images(count: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, *IMAGE_SHAPE, generator=generator) - 0.5
-
-
-def _engine(name: str, model: nn.Module, x: Tensor) -> Engine:
-    """Return a network in ONNX Runtime: our export of a fold, or torch's of a plain network."""
-    network = _without_centre(model)
-    if has_conformal_layers(network):
-        folded = fold(network, IMAGE_SHAPE)
-        return partial(Session(folded, engine="onnxruntime", threads=1), x.numpy())
-    engines, notes = relu_engines(deployed_relu(network), x, ["onnx"])
-    if not engines:
-        raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
-    return engines["onnx"]
 
 
 def time_cells(rows: Sequence[Row]) -> Cells:
@@ -229,23 +207,43 @@ def cells(rows: Sequence[Row]) -> Cells:
     return ["network", "accuracy", "each seed", "multiply-adds", "weights", "error"], lines
 
 
-def front_figure(rows: Sequence[Row]) -> Figure:
-    """Plot accuracy against multiply-adds; ReLU twins are at the place of their StageNet."""
-    kinds: dict[str, list[tuple[str, float, float]]] = {}
-    for name, found in grouped(rows, "name").items():
-        word, _, preset = name.partition("-")
-        kind = {"StageNet": "StageNet", "StageReLUNet": "ReLU twin"}.get(word, "others")
-        share = 100 * fmean(row["accuracy"] for row in found)
-        if name not in ABLATION:
-            kinds.setdefault(kind, []).append((preset or name, found[0]["multiply_adds"], share))
+def front_figure(rows: Sequence[Row], costs: Mapping[str, float], label: str) -> Figure:
+    """Plot accuracy against a cost by name; an arrow leads from a network to itself trained expanded."""
+    means = {
+        name: 100 * fmean(row["accuracy"] for row in found)
+        for name, found in grouped(rows, "name").items()
+        if name in costs
+    }
     with figures.styled(7.2, 5.0) as (figure, axes):
-        for kind, points in kinds.items():
-            _, costs, shares = zip(*points, strict=True)
-            axes.scatter(costs, shares, s=28, label=kind)
-            for label, cost, share in points if kind != "ReLU twin" else ():
-                place = {"xytext": (6, 3), "textcoords": "offset points"}
-                axes.annotate(label, (cost, share), size=8, **place)
-        axes.set(xlabel="multiply-adds for one image", ylabel="test accuracy (%)", xscale="log")
+        for kind in ("StageNet", "StageReLUNet", "others"):
+            names = [name for name in means if _kind(name) == kind]
+            axes.scatter([costs[n] for n in names], [means[n] for n in names], s=28, label=kind)
+        for name, mean in means.items():
+            plain = name.removesuffix(EXPANDED)
+            if plain != name and plain in means:
+                ends = (costs[name], mean), (costs[plain], means[plain])
+                axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "alpha": 0.5})
+            else:
+                place = {"xytext": (6, -4), "textcoords": "offset points"}
+                axes.annotate(plain.rpartition("Net-")[2], (costs[name], mean), size=8, **place)
+        axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log")
         axes.grid(alpha=0.3)
         figures.legend_below(figure, axes, 3)
     return figure
+
+
+def _weights_figure(rows: Sequence[Row]) -> Figure:
+    return front_figure(rows, {row["name"]: row["weights"] for row in rows}, "weights")
+
+
+def _time_figure(chosen: CostOptions, times: Sequence[Row]) -> Figure:
+    """Plot the accuracies that are recorded so far against the time of one image."""
+    path = chosen.out / f"{chosen.dataset}.json"
+    rows = read_record(path, _WHERE)["rows"] if path.exists() else []
+    costs = {row["name"]: row["ratio"] for row in times if row["batch"] == BATCHES[0]}
+    return front_figure(rows, costs, f"time of one image in ONNX Runtime / {OPPONENT}'s")
+
+
+def _kind(name: str) -> str:
+    word = name.partition("-")[0]
+    return word if word in ("StageNet", "StageReLUNet") else "others"

@@ -38,9 +38,8 @@ CONTRASTS = (0.4, 0.3, 0.2, 0.1, 0.05)  # of the corruption "contrast", by stren
 # No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
 NAMES = (
-    *("LeNet", "LeNetCL", "StageNet-micro", "StageNet-micro-no-offset"),
-    *("StageNet-micro-depth2-norm-no-respro", "StageReLUNet-micro-average"),
-    "StageReLUNet-micro-max",
+    *("LeNet", "LeNetCL", "StageNet-micro-expanded", "StageNet-micro-no-offset-expanded"),
+    *("StageNet-micro-no-respro-expanded", "StageReLUNet-micro-expanded"),
 )
 _COMPARED = 256  # images whose scores are compared
 _WHERE = "experiment 6"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "LeNet": ("LeNet", "LeNetCL"),
     "Base": ("BaseReLUNet", "BaseReSProNet"),
-    "Stage": ("StageNet", "StageReLUNet", "ResNet8", "MLP"),
+    "Stage": ("StageNet", "StageReLUNet", "ResNet8", "DepthwiseNet", "MLP"),
 }
 CONFORMAL = ("BaseReSProNet", "LeNetCL")
 PICTURES = "a folder of pictures"
@@ -83,7 +83,7 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
 }
 NETWORK_OPTIONS = (
     *("preset", "depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout"),
-    *("rectifier", "respro", "offset", "pool"),
+    *("rectifier", "respro", "offset", "pool", "width"),
 )
 _REQUIRED = ("network", "dataset")
 # Set by train, not by the user.
@@ -106,8 +106,7 @@ class TrainConfig(BaseModel):
             given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
         preset: Size of StageNet and StageReLUNet: nano, micro (if not given), small,
             base, compact or large.
-        depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
-            StageReLUNet (2 if not given).
+        depth: Number of convolutions of DkNet and DkNetCL.
         training_preset: modern: defaults of other options by network and data set (docs/training.md).
         hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with
             ReLU in BaseReLUNet and BaseReSProNet; 0 for none. In LeNet and LeNetCL, width of the
@@ -120,7 +119,10 @@ class TrainConfig(BaseModel):
         rectifier: Pooling of StageNet: norm (if not given), relu, abs or max.
         respro: Whether the stages of StageNet have a ReSPro; they have one if not given.
         offset: Of the embedding of StageNet: learned (if not given), none or a number.
-        pool: Pooling of StageReLUNet: average (if not given) or max.
+        pool: Pooling of StageReLUNet: average (if not given), max or norm.
+        width: Factor of the channels of StageReLUNet.
+        expand: Train each convolution as a sum of chains and branches (docs/expand.md); the
+            deployed network is the same.
         flips: Mirror a random half of the training images in every epoch.
         shift: Shift the training images by up to this many pixels of the network's input.
         centre: Subtract the mean training image from every image.
@@ -153,6 +155,8 @@ class TrainConfig(BaseModel):
     respro: bool | None = None
     offset: str | float | None = None
     pool: str | None = None
+    width: PositiveFloat | None = None
+    expand: bool = False
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
     centre: bool = False
@@ -206,6 +210,8 @@ class TrainConfig(BaseModel):
         """Return the network with random weights, after a Centre if ``centre`` is set."""
         import torch
 
+        from ...expansion import expand
+        from ...nn.expanded import Expanded
         from ...nn.extra_layers import Centre
 
         network, own = find_network(self.network, self.source), is_own(self.network)
@@ -219,6 +225,11 @@ class TrainConfig(BaseModel):
         derived = {"num_classes": self.classes, "in_shape": self.input_shape}
         given |= {key: value for key, value in derived.items() if key in accepted}
         module = build_own(self.network, network, given) if own else network(**given)
+        if self.expand:
+            module = expand(module)
+            for layer in module.modules():
+                if isinstance(layer, Expanded):
+                    layer.reset_parameters()
         if self.centre:
             return torch.nn.Sequential(OrderedDict(centre=Centre(self.input_shape), network=module))
         return module
@@ -267,7 +278,8 @@ class TrainConfig(BaseModel):
         """The default folder of the run."""
         preset = f"-{self.preset}" if self.preset else ""
         depth = f"-depth{self.depth}" if self.depth else ""
-        name = f"{self.network_name}{preset}{depth}-{self.dataset_name}-seed{self.seed}"
+        expanded = "-expanded" if self.expand else ""
+        name = f"{self.network_name}{preset}{depth}{expanded}-{self.dataset_name}-seed{self.seed}"
         return Path("runs") / name
 
 

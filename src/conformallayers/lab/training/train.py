@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
+from ...expansion import collapse
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
@@ -326,7 +327,8 @@ class _Run:
             "threads": torch.get_num_threads(),
             "processes": self.ranks.world_size,
             "samples": {"train": len(self.batches.labels), "test": len(source.test_labels)},
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters": sum(p.numel() for p in collapse(self.model).parameters()),
+            "parameters_in_training": sum(p.numel() for p in self.model.parameters()),
         }
         if self.ranks.is_first:
             write_csv(self.folder / METRICS, self.history)
