@@ -46,6 +46,11 @@ def fold(**options: Any) -> cl.Folded:
 def test_engines_give_the_numbers_of_torch(engine: str, dtype: torch.dtype) -> None:
     need(engine)
     folded = fold(dtype=dtype)
+    if (engine, dtype) == ("onnxruntime", torch.float64):
+        with pytest.raises(cl.ConformalError, match=r"a fold in float32, got torch\.float64"):
+            cl.Session(folded, engine=engine)
+        engine = "torch"
+        assert cl.Session(folded).engine == engine
     run = cl.Session(folded, engine=engine)
     assert run.engine == engine
     rtol = 1e-5 if dtype == torch.float32 else 1e-12

@@ -54,7 +54,7 @@ ENGINES: Mapping[str, Callable[[Folded, int | None], Engine]] = {
 class Session:
     """Run a fold in ONNX Runtime, torch or numpy; several threads may call a session at once.
 
-    ``"onnxruntime"`` needs the extra ``onnx``; its graph is built in memory. ``"auto"`` takes ONNX Runtime if it is
+    ``"onnxruntime"`` needs the extra ``onnx`` and a fold in float32; its graph is built in memory. ``"auto"`` takes ONNX Runtime if it is
     installed and has all operations of the fold, else torch. Every engine but torch is compared with torch before it is used.
 
     Args:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from ..functional import norm, scale_samples
-from ..recipe.integer_operations import EXACT, EXACT_SINGLE, LEVELS, MULTIPLIERS, SHIFTS
+from ..recipe.integer_operations import (
+    EXACT,
+    EXACT_SINGLE,
+    LEVELS,
+    MULTIPLIERS,
+    SHIFTS,
+    SINGLE_SHIFT,
+)
 from ..recipe.places import Array
 from ..recipe.point_operations import Normalize
 from ..recipe.recipe import INPUT, Recipe
@@ -93,15 +100,22 @@ def least_error_scale(x: Array, largest: float) -> float:
     return float(scales[len(errors) - 1 - int(np.argmin(errors[::-1]))])
 
 
+def single_shift(factors: Array) -> int:
+    """Return the shift that gives multipliers 17 bits at most: float32 is exact with them."""
+    return min(SINGLE_SHIFT, SINGLE_SHIFT - 1 - math.floor(math.log2(factors.max())))
+
+
 def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
-    """Return integers M and a shift with ``M/2^shift ≈ factors``, to 24 bits of the largest factor.
+    """Return integers M and a shift with ``M/2^shift ≈ factors``, of parts to 24 bits of the largest factor.
 
     Args:
         factors: above 0, one for each channel.
         most: the largest sum of each channel.
-        parts: whether products are multiplied once more, by a factor of the sample.
+        parts: whether products count parts of a feature.
     """
-    shift = min(SHIFTS - 1, 23 - math.floor(math.log2(factors.max())))
+    shift = single_shift(factors)
+    if parts:
+        shift = min(SHIFTS - 1, 23 - math.floor(math.log2(factors.max())))
     while shift >= 0:
         found = np.rint(factors * 2.0**shift)
         products = found * most
@@ -114,13 +128,12 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
     )
 
 
-def rounded_weights(weight: Array, bias: Array) -> tuple[Array, Array]:
-    """Return weights as integers from -127 to 127, and the scale of each channel.
+def weight_scales(weight: Array, bias: Array) -> Array:
+    """Return the scale of each channel with which weights become integers from -127 to 127.
 
     Beside a bias of another size, and in a channel of zeros, the scale is larger: the bias has at most 24 bits, and no
     channel takes bits from the multipliers of the others.
     """
     largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
     unit = np.maximum(largest / LEVELS, np.abs(bias) / EXACT_SINGLE)
-    unit = np.where(largest > 0, unit, unit.max() or 1.0)
-    return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit
+    return np.asarray(np.where(largest > 0, unit, unit.max() or 1.0))

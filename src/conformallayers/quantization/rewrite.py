@@ -23,7 +23,7 @@ from ..recipe.integer_operations import LEVELS, PART_BITS
 from ..recipe.operation import Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
-from .calibration import Calibration, multipliers, rounded_weights
+from .calibration import Calibration, multipliers, single_shift, weight_scales
 
 RUN = Runtime("int8")
 _OTHER_POOLING = "Use another pooling."
@@ -222,24 +222,29 @@ class Quantizer:
         self, factors: Array, most: Array, scale: float, tau: str | None, addend: Array | None
     ) -> tuple[Array, dict[str, Any]]:
         """Return the multipliers of sums of at most ``most``, and the shift and the addend behind them."""
-        if tau is not None or addend is not None:  # then the products count parts of a feature
-            factors = factors * 2.0**PART_BITS
-        found, shift = multipliers(factors, most, tau is not None)
+        parts = tau is not None or addend is not None
+        found, shift = multipliers(factors * 2.0 ** (PART_BITS * parts), most, parts)
         options: dict[str, Any] = {"shift": shift}
         if addend is not None:
-            parts = np.clip(np.rint(addend / scale * 2.0**PART_BITS), -(2**28), 2**28)
-            options["addend"] = self.constant("addend", parts.astype(np.int32))
+            whole = np.clip(np.rint(addend / scale * 2.0**PART_BITS), -(2**28), 2**28)
+            options["addend"] = self.constant("addend", whole.astype(np.int32))
         return found, options
 
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
         """Append a pending product: as features of a scale, or as floats without one."""
-        weight, unit = rounded_weights(sums.weight, sums.bias / sums.scale)
+        unit = weight_scales(sums.weight, sums.bias / sums.scale)
+        added = sums.addend if sums.addend.any() else None
+        if scale is not None and added is None and sums.tau is None:
+            # Scales of weights a little larger, so that the multipliers are exact.
+            factors = unit * sums.scale / scale
+            step = 2.0 ** -single_shift(factors)
+            unit *= np.ceil(factors / step) * step / factors
+        weight = np.rint(sums.weight / unit.reshape(-1, *[1] * (sums.weight.ndim - 1)))
         steps = unit * sums.scale  # of the sums of each channel
         bias = np.rint(sums.bias / steps)
         options: dict[str, Any] = {"weight": self.constant("weight", weight.astype(np.int8))}
         if bias.any():
             options["bias"] = self.constant("bias", bias.astype(np.int32))
-        added = sums.addend if sums.addend.any() else None
         if scale is not None:
             most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(bias)
             found, more = self._rescaling(steps / scale, most, scale, sums.tau, added)

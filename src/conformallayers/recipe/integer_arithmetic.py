@@ -33,7 +33,8 @@ def column(scalars: Number, x: Number) -> Number:
 class IntegerArithmetic:
     """The operations on whole numbers, made of functions in which numpy, torch and ONNX differ.
 
-    Features are whole numbers in float32, sums and the scalars of samples are float64.
+    Features are whole numbers in float32, scalars of samples are float64. Sums are float64 too, or float32 where
+    ``fits_single`` of the operation allows it.
 
     Args:
         single, wide: convert to float32 and to float64.
@@ -42,8 +43,8 @@ class IntegerArithmetic:
         peak, squares: the largest magnitude of each sample, and the sum of its squares in float64.
         scalar, one_for_zero: numbers of samples as float64; 1 instead of 0.
         root: √x as IEEE 754 rounds it.
-        products: (operation, holder, q) → the exact sums of products of a convolution or matrix.
-        windows: (operation, holder, q) → the exact sums of windows.
+        products: (operation, holder, q) → the exact sums of products of a convolution or matrix, with the bias.
+        windows: (operation, holder, q, factor) → the exact sums of windows, times a power of two.
         ratio: (number, x) → their quotient, rounded once.
         rounded, floor, clip: to whole numbers, ties to even; downwards; between two numbers.
         column: (scalars, x) → the scalars in a shape that broadcasts to x.
@@ -117,16 +118,15 @@ class IntegerArithmetic:
         taus: Sequence[Number],
         addend: Number | None,
     ) -> Number:
-        """Turn whole numbers, in units of 2^-shift parts or features, into features."""
-        parts = parts * 2.0**-op.shift
+        """Turn numbers of parts or of features into features."""
         if not taus and addend is None:
             return self._clipped(parts, op.low)
         parts = self.rounded(parts)
         # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
         for tau in taus:
             factor = self.rounded(self.ratio(2.0**integer.FACTOR_BITS, tau))
-            factor = self.column(self.clip(factor, 0.0, integer.MULTIPLIERS - 1.0), parts)
-            parts = self.rounded(parts * factor * 2.0**-integer.FACTOR_BITS)
+            factor = self.clip(factor, 0.0, integer.MULTIPLIERS - 1.0) * 2.0**-integer.FACTOR_BITS
+            parts = self.rounded(parts * self.column(factor, parts))
         if addend is not None:
             parts = parts + addend
         return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
@@ -135,28 +135,30 @@ class IntegerArithmetic:
         self, op: integer.IntegerMatmul | integer.IntegerConv, to: Holder, q: Number, *taus: Number
     ) -> Number:
         after = len(op.stride) if isinstance(op, Conv) else 0
-        bias, multiplier, addend, scale, offset = (
+        multiplier, addend, scale, offset = (
             None if name is None else self.wide(to.constant(name)).reshape(-1, *[1] * after)
-            for name in (op.bias, op.multiplier, op.addend, op.scale, op.offset)
+            for name in (op.multiplier, op.addend, op.scale, op.offset)
         )
         sums = self.products(op, to, q)
-        sums = sums if bias is None else sums + bias
         if multiplier is not None:
-            return self._finished(op, sums * multiplier, taus, addend)
+            return self._finished(op, sums * (multiplier * 2.0**-op.shift), taus, addend)
         y = self._over(sums * scale, taus)
         return self.cast(y if offset is None else y + offset, to.dtype)
 
     def _pool(self, op: integer.IntegerPool, to: Holder, q: Number) -> Number:
         norms = op.function == "norm"
-        sums = self.windows(op, to, q * q if norms else q)
         if norms:
-            sums = self.floor(self.root(sums * 4.0 ** integer.root_bits(op.kernel)))
-        return self._clipped(sums * float(op.multiplier) * 2.0**-op.shift)
+            squares = self.windows(op, to, q * q, 4.0 ** integer.root_bits(op.kernel))
+            sums = self.floor(self.root(squares))
+        else:
+            sums = self.windows(op, to, q, 1.0)
+        return self._clipped(sums * (op.multiplier * 2.0**-op.shift))
 
     def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:
         count = len(op.multipliers)
         pairs = zip(values[:count], op.multipliers, strict=True)
-        total = reduce(add, (self.wide(q) * float(n) for q, n in pairs))
+        wide = self.single if op.fits_single else self.wide
+        total = reduce(add, (wide(q) * (n * 2.0**-op.shift) for q, n in pairs))
         addend = None if op.addend is None else self.wide(to.constant(op.addend))
         return self._finished(op, total, values[count:], addend)
 

@@ -3,7 +3,8 @@
 A feature is a whole number q from -127 to 127. It represents ``s·q`` with a scale s, or ``s·q/τ`` with the
 coordinate τ of the sample; recipes hold no scales, only factors between them. A sum p of products becomes a
 feature by a multiplier M and a shift, ``q = clip(p·M/2^shift)``. Quotients by powers of two are rounded to
-the nearest whole number, ties to even. No number passes 2^53, so that float64 is as exact as int64.
+the nearest whole number, ties to even. No number passes 2^53, so that float64 is as exact as int64. With a
+shift of at most 17 float32 is as exact: products of 24 bits and more are clipped.
 ReLU, max pooling, pads of zeros and changes of shape are the operations of float features.
 
 With a coordinate or an addend, ``p·M/2^shift`` counts parts of a feature, 2^6 of them: it is multiplied by
@@ -40,20 +41,15 @@ PART_BITS = 6
 FACTOR_BITS = 23
 EXACT = 2**53  # below it float64 has every whole number
 EXACT_SINGLE = 2**24  # below it float32 has every whole number
+SINGLE_SHIFT = 17  # the largest with which float32 has p·M, or p·M is clipped: 127.5·2^17 < 2^24
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
-# The rules that need only +, ·, / and √, which round alike everywhere.
 INEXACT = {"exp", "log", "tanh"}  # functions that do not round alike everywhere
 
 
 def inverse_square(levels: float) -> float:
     """Return the factor of ‖q‖² in τ²."""
     return 1.0 / (levels * levels)
-
-
-def fits_single(weight: Shape) -> bool:
-    """Check that float32 is exact for all sums of products with a kernel or matrix."""
-    return prod(weight[1:]) * 128 * LEVELS < EXACT_SINGLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +131,16 @@ class Accumulated(Operation):
             parts = total * factor >> self.shift
             expect(len(inputs) == 1 or parts < EXACT // MULTIPLIERS, "parts of too many bits")
 
+    def sums_fit_single(self, constant: ShapeOf) -> bool:
+        """Tell whether float32 is exact for all sums of products, without the bias, whatever the weights."""
+        return prod(constant(self.weight)[1:]) * 128 * LEVELS < EXACT_SINGLE
+
+    def fits_single(self, constant: ArrayOf) -> bool:
+        """Tell whether float32 is exact for all sums, and for what becomes of them."""
+        plain = self.multiplier is not None and self.addend is None and len(self.inputs) == 1
+        fits = self.shift <= SINGLE_SHIFT and max(self.largest_sums(constant)) < EXACT_SINGLE
+        return plain and fits
+
     def largest_sums(self, constant: ArrayOf) -> list[int]:
         """Return an upper bound of the sums of each channel."""
         weight = constant(self.weight)
@@ -158,7 +164,7 @@ class IntegerConv(Accumulated, Conv):
 class IntegerPool(Pool):
     """q → ``clip(p·multiplier/2^shift)`` with p the sum of each window, or its norm in parts.
 
-    The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 32 bits allow.
+    The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 24 bits allow: float32 has such a root exactly.
     """
 
     function: str
@@ -172,10 +178,15 @@ class IntegerPool(Pool):
         expect(prod(self.kernel) <= LARGEST_WINDOW, f"windows of {self.kernel}")
         return super().shape_of(x, constant)
 
+    @property
+    def fits_single(self) -> bool:
+        """Whether float32 is exact for sums and norms, and for what becomes of them."""
+        return self.shift <= SINGLE_SHIFT
+
 
 def root_bits(kernel: Shape) -> int:
     """Return the number j of binary places of the norm of a window."""
-    return (32 - (prod(kernel) * LEVELS**2).bit_length()) // 2
+    return (24 - (prod(kernel) * LEVELS**2).bit_length()) // 2
 
 
 @operation("requantize")
@@ -198,6 +209,13 @@ class Requantize(Operation):
         if self.addend is not None:
             expect_broadcast(constant(self.addend), features[0])
         return (features[0],)
+
+    @property
+    def fits_single(self) -> bool:
+        """Whether float32 is exact for the sum, and for what becomes of it."""
+        plain = self.addend is None and len(self.inputs) == len(self.multipliers)
+        exact = LEVELS * max(self.multipliers) < EXACT_SINGLE
+        return plain and exact and self.shift <= SINGLE_SHIFT
 
 
 def _expect_feature(op: Accumulated | Requantize, taus: Sequence[Shape]) -> None:
@@ -277,4 +295,21 @@ def integer_values(operations: Iterable[Operation]) -> frozenset[str]:
     for op in operations:
         if makes_integers(op) or (keeps_integers(op) and op.inputs[0] in found):
             found.add(op.outputs[0])
+    return frozenset(found)
+
+
+def unsigned_values(operations: Iterable[Operation]) -> frozenset[str]:
+    """Return the names of 8-bit features that are never negative."""
+    operations = tuple(operations)
+    integers, found = integer_values(operations), set[str]()
+    for op in operations:
+        (y, *_) = op.outputs
+        positive = getattr(op, "low", -1) == 0 or getattr(op, "function", "") in (
+            "relu",
+            "abs",
+            "norm",
+        )
+        keeps = keeps_integers(op) or isinstance(op, IntegerPool)
+        if y in integers and (positive or (keeps and found.issuperset(op.inputs))):
+            found.add(y)
     return frozenset(found)

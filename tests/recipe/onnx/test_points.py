@@ -14,7 +14,7 @@ import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
+from onnx_support import LIMIT, Network, error, node_kinds, session, single
 from oracle import relative_error
 from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
 from support import samples
@@ -26,24 +26,23 @@ POINT_CASES = [
 ]
 
 
-@both_dtypes
 @pytest.mark.parametrize("opset", [20, 23])  # without and with RMSNormalization
 @pytest.mark.parametrize("case", POINT_CASES, ids=lambda case: case.name)
-def test_samples_of_every_size(case: RecipeCase, opset: int, dtype: torch.dtype) -> None:
-    network = Network(case.build(), dtype)
-    x = samples(network.input_shape, dtype, 5)
+def test_samples_of_every_size(case: RecipeCase, opset: int) -> None:
+    network = Network(case.build())
+    x = samples(network.input_shape, torch.float32, 5)
     x[1] *= 1e-12
     x[2] *= 1e11
     x[3] = 0
     x[4].view(-1)[-1] = float("nan")
     with torch.no_grad():
         expected = network(x)
-    actual = session(network.recipe, dtype, opset)(x)
+    actual = session(network.recipe, opset)(x)
     offset = any(getattr(operation, "offset", 0) for operation in network.recipe.operations)
     assert offset or not actual[3].any()
     assert actual[4].isnan().all()
     error = (actual - expected)[:4].double().flatten(1).norm(dim=1)
-    assert (error <= LIMITS[dtype] * expected[:4].double().flatten(1).norm(dim=1)).all()
+    assert (error <= LIMIT * expected[:4].double().flatten(1).norm(dim=1)).all()
 
 
 def embedded(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:
@@ -51,8 +50,7 @@ def embedded(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:
     return builder, *builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
 
 
-@both_dtypes
-def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
+def test_rescaled_maps_of_every_size() -> None:
     for size in (1e-12, 1.0, 1e12):
         builder, z, m, tau = embedded((6,))
         weight = builder.constant("weight", size * torch.randn(5, 6, dtype=torch.float64))
@@ -61,9 +59,9 @@ def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
         z, m, tau, n = builder.add_many(point.Rescale, z, m, tau, names=names, weight=0.3)
         tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"])
         recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
-        x = samples((6,), dtype, 4)
+        x = samples((6,), torch.float32, 4)
         x[2] = 0
-        assert error(recipe, x) <= LIMITS[dtype]
+        assert error(recipe, x) <= LIMIT
 
 
 def staged(rules: list[str]) -> Recipe:
@@ -104,14 +102,14 @@ def test_energies_of_large_maps_lose_no_digits(shape: tuple[int, ...]) -> None:
     x = torch.full((2, *shape), 0.3)
     x[1], x[:, 0] = samples(shape, torch.float32, 1)[0].abs(), 1.0
     exact = x.double().flatten(1).square().sum(1)
-    n = session(single(point.SumSquares, shape), torch.float32)(x)
+    n = session(single(point.SumSquares, shape))(x)
     assert torch.allclose(n, exact, rtol=3e-6, atol=0)
     builder, unit, m, tau = embedded(shape)
     n = builder.add(point.SumSquares, unit, name="n", weight=0.5)
     tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"], name="tau")
     y = builder.recipe(builder.add(point.Divide, unit, tau, m, scale=3.0))
     expected = 3 * x / (exact.sqrt() + exact / 2).view(-1, *[1] * len(shape))
-    assert torch.allclose(session(y, torch.float32)(x).double(), expected, rtol=3e-6, atol=0)
+    assert torch.allclose(session(y)(x).double(), expected, rtol=3e-6, atol=0)
 
 
 def test_forms_of_large_maps_lose_no_digits() -> None:
@@ -122,7 +120,7 @@ def test_forms_of_large_maps_lose_no_digits() -> None:
     bands = torch.eye(size).expand(count // size, size, size)
     settings = {"size": size, "width": 0, "weight": 1.0}
     band = single(point.BandedForm, (count,), band=bands, last=torch.zeros(0, 0), **settings)
-    assert torch.allclose(session(band, torch.float32)(x), exact, rtol=5e-7, atol=0)
+    assert torch.allclose(session(band)(x), exact, rtol=5e-7, atol=0)
 
 
 def folded(shape: tuple[int, ...], forms: int) -> Recipe:
@@ -143,17 +141,16 @@ def folded(shape: tuple[int, ...], forms: int) -> Recipe:
 def test_graphs_are_small() -> None:
     cases = {case.name: case.build() for case in RECIPE_CASES}
     typical = [
-        (folded((8,), 1), torch.float32, 20),
-        (folded((8,), 1), torch.float64, 16),
-        (folded((2, 6, 6), 1), torch.float32, 21),
-        (folded((2, 6, 6), 3), torch.float32, 35),
-        (cases["points published"], torch.float32, 23),
-        (cases["rescale published"], torch.float32, 34),
-        (cases["stages published 0.0"], torch.float32, 72),
-        (cases["banded_form (3, 1)"], torch.float32, 34),
+        (folded((8,), 1), 20),
+        (folded((2, 6, 6), 1), 21),
+        (folded((2, 6, 6), 3), 35),
+        (cases["points published"], 23),
+        (cases["rescale published"], 34),
+        (cases["stages published 0.0"], 72),
+        (cases["banded_form (3, 1)"], 34),
     ]
-    for recipe, dtype, most in typical:
-        kinds = node_kinds(recipe, dtype)
+    for recipe, most in typical:
+        kinds = node_kinds(recipe)
         assert not set(kinds) & {"If", "Loop", "Scan", "Shape", "DFT", "Identity"}
         assert len(kinds) <= most, (len(kinds), kinds)
 
@@ -212,7 +209,7 @@ def test_networks_are_small_and_right_for_samples_of_every_size(name: str) -> No
     for index, size in enumerate((1e-12, 1e10, 0.0, 1e-6, 1e6), 1):
         x[index] *= size
     x[6].view(-1)[7] = float("nan")
-    y = session(folded.recipe, torch.float32, opset)(x)
+    y = session(folded.recipe, opset)(x)
     with torch.no_grad():
         expected = folded(x)
     assert y[6:].isnan().all()
@@ -222,7 +219,7 @@ def test_networks_are_small_and_right_for_samples_of_every_size(name: str) -> No
     x = torch.tensor([0.1, 0.3, 0.7, 1.1]).view(-1, 1, 1, 1).expand(4, 3, 32, 32).contiguous()
     with torch.no_grad():
         expected = folded(x)
-    assert relative_error(session(folded.recipe, torch.float32, opset)(x), expected) <= 5e-6
+    assert relative_error(session(folded.recipe, opset)(x), expected) <= 5e-6
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
 from ..integer_arithmetic import IntegerArithmetic, column, flat
-from ..integer_operations import IntegerConv, IntegerMatmul, fits_single
+from ..integer_operations import IntegerConv, IntegerMatmul
 from ..operation import Runtime
 from ..places import Array, Resampling
 
@@ -292,10 +292,12 @@ def _wide(x: Array) -> Array:
 
 
 def _products(op: IntegerMatmul | IntegerConv, net: Context, q: Array) -> Array:
-    weight = net.constant(op.weight)
-    dtype = np.float32 if fits_single(weight.shape) else np.float64
-    weight, q = weight.astype(dtype), q.astype(dtype)
-    return _wide(q @ weight.T if isinstance(op, layer.Matmul) else _convolved(op, weight, q))
+    dtype = np.float32 if op.sums_fit_single(net.recipe.constant_shape) else np.float64
+    weight, q = net.constant(op.weight).astype(dtype), q.astype(dtype)
+    if isinstance(op, layer.Matmul):
+        sums = _wide(q @ weight.T)
+        return sums if op.bias is None else sums + net.constant(op.bias)
+    return _plus(net, _wide(_convolved(op, weight, q)), op.bias)
 
 
 _ARITHMETIC = IntegerArithmetic(
@@ -308,6 +310,6 @@ _ARITHMETIC = IntegerArithmetic(
     scalar=_wide,
     root=np.sqrt,
     products=_products,
-    windows=lambda op, _, x: reduce(np.add, _entries(op, _wide(x), 0.0)),
+    windows=lambda op, _, x, factor: reduce(np.add, _entries(op, _wide(x), 0.0)) * factor,
 )
 RUN.update(_ARITHMETIC.functions)

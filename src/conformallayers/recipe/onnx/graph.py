@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..integer_operations import KINDS as INTEGER
-from ..integer_operations import integer_values
+from ..integer_operations import integer_values, unsigned_values
 from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import (
@@ -25,7 +25,7 @@ from ..point_operations import (
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
-WIDE = np.dtype(np.float64)
+SINGLE, WIDE = np.dtype(np.float32), np.dtype(np.float64)
 _MODERATE = 1e12  # scalars of samples with larger factors could overflow
 _RMS_OPSET = 23  # the first with RMSNormalization
 _CONDITIONS = "Equal", "Greater", "IsNaN", "Less", "Or"  # operators that give bool
@@ -80,13 +80,17 @@ class Value:
         return self if weight == 1.0 else self * weight
 
     def cast(self, dtype: Any) -> Value:
-        """Convert to a dtype, unless the value has it."""
+        """Convert to a dtype, unless the value has it or was converted from it."""
         from onnx import helper
 
-        if self.dtype == dtype:
-            return self
+        source = self.graph.casts.get(self.name, self)
+        if dtype in (self.dtype, source.dtype):
+            return self if self.dtype == dtype else source
         to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return self.node("Cast", dtype=dtype, to=to)
+        result = self.node("Cast", dtype=dtype, to=to)
+        if self.dtype == np.uint8:
+            self.graph.casts[result.name] = self
+        return result
 
     def reshape(self, shape: Shape) -> Value:
         """Give samples another shape, unless they have it; only the last of several reshapes is kept."""
@@ -151,34 +155,33 @@ class OnnxGraph:
 
     Args:
         recipe: its constants are arrays of numpy.
-        dtype: of the fold.
         opset: version of the operators.
         reads_m: whether an activation depends on the scale of points, and so on m, before m = 1 is left out.
     """
 
-    def __init__(
-        self, recipe: Recipe, dtype: np.dtype[Any], opset: int, *, reads_m: bool = True
-    ) -> None:
-        self.recipe, self.dtype, self.opset = recipe, dtype, opset
+    def __init__(self, recipe: Recipe, opset: int, *, reads_m: bool = True) -> None:
+        self.recipe, self.opset, self.dtype = recipe, opset, SINGLE
         self._shapes = recipe.shapes()
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self.sources: dict[str, Value] = {}  # reshaped value → the value before
+        self.casts: dict[str, Value] = {}  # converted value → the bytes before
         self._known: dict[Any, Any] = {}
         self._reads_m = reads_m
-        self.scalar_dtype = WIDE if self._may_overflow() else dtype
+        self.scalar_dtype = WIDE if self._may_overflow() else SINGLE
         self._integers = integer_values(recipe.operations)
+        self._unsigned = unsigned_values(recipe.operations)
 
     @property
     def input(self) -> Value:
         """The input of the graph."""
-        return Value(self, INPUT, self.recipe.input_shape, self.dtype)
+        return Value(self, INPUT, self.recipe.input_shape, SINGLE)
 
     def normalizes(self, op: Normalize) -> bool:
         """Tell whether one node divides samples by t: with an offset, and where no activation reads t."""
         usual = 0 < op.offset**2 / prod(self._shapes[op.inputs[0]]) < 1e30
-        return self.opset >= _RMS_OPSET and self.dtype != WIDE and usual and not self._reads_m
+        return self.opset >= _RMS_OPSET and usual and not self._reads_m
 
     def _may_overflow(self) -> bool:
         """Tell whether scalars of samples could leave the range of float32, or lose digits in it."""
@@ -204,6 +207,10 @@ class OnnxGraph:
     def reads_integers(self, operation: Operation) -> bool:
         """Tell whether an operation reads integers, which are never NaN."""
         return operation.inputs[0] in self._integers
+
+    def is_unsigned(self, name: str) -> bool:
+        """Tell whether a value of the recipe is features of 0 to 127."""
+        return name in self._unsigned
 
     def is_padded(self, x: Value) -> bool:
         """Tell whether a Pad gives a value; ONNX Runtime merges it into a pooling behind it."""
@@ -255,8 +262,7 @@ class OnnxGraph:
     def _initializer(self, array: Array, like: Value) -> str:
         from onnx import numpy_helper
 
-        usual = like.dtype if array.dtype.kind == "f" else np.int64
-        dtype = array.dtype if array.dtype in (np.int8, bool) else usual
+        dtype = like.dtype if array.dtype.kind == like.dtype.kind == "f" else array.dtype
         array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         digest = hashlib.sha256(array.tobytes()).digest()
         key = array.dtype.str, array.shape, digest

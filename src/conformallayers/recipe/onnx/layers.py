@@ -1,7 +1,6 @@
 """Operations on features, in ONNX: one function each, of (operation, graph, *input values).
 
-ONNX Runtime has convolutions and average pooling in float32 alone on the CPU: in float64 they become
-gathered windows and one product. Functions of single numbers keep NaN by comparisons that are false for it.
+Functions of single numbers keep NaN by comparisons that are false for it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import refusal
 from .. import layer_operations as layer
 from .. import places
 from ..operation import Operation, Runtime, Shape, ShapeOf
-from ..places import Array, Table
+from ..places import Array
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value
 
@@ -28,20 +26,13 @@ _BLOCK = 8  # for other multiples of channels, ONNX Runtime's pooling is slower 
 
 def _with_constant(kind: str, y: Value, name: str | None) -> Value:
     """Multiply by a constant or add it, if there is one."""
-    if name is None:
-        return y
-    constant = y.graph.constant(name)
-    if constant.size == 1 and y.dtype == WIDE:
-        # ONNX Runtime would merge a single factor into a product beside it, in float32.
-        shape = y.shape if y.shape[-1] == 1 else y.shape[-1:]
-        constant = np.full(shape, constant.item())
-    return y.node(kind, constant)
+    return y if name is None else y.node(kind, y.graph.constant(name))
 
 
 @RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
-    if weight.shape[1] > layer.LONG_ROW and x.dtype != WIDE:
+    if weight.shape[1] > layer.LONG_ROW:
         # ONNX Runtime adds in float32: only the sums of short pieces are added in float64.
         sums = []
         for start in range(0, weight.shape[1], layer.LONG_ROW):
@@ -56,37 +47,36 @@ def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, graph: OnnxGraph, x: Value) -> Value:
-    if x.dtype == WIDE:
-        return windowed(op, x, graph.constant(op.weight), op.stride, op.padding)
-    return convolution("Conv", op, x, graph.constant(op.weight))
+    return convolution("Conv", op, x, graph.constant(op.weight), *graph.optional(op.bias))
 
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, graph: OnnxGraph, x: Value) -> Value:
-    weight = graph.constant(op.weight)
-    large = any(e >= step for e, step in zip(op.output_padding, op.stride, strict=True))
-    if x.dtype != WIDE and not large:  # ONNX Runtime wants an output padding below the stride
+    weight, bias = graph.constant(op.weight), graph.optional(op.bias)
+    if all(e < step for e, step in zip(op.output_padding, op.stride, strict=True)):
         extra = {"output_padding": list(op.output_padding)}
-        return convolution("ConvTranspose", op, x, weight, **extra)
-    axes = len(op.stride)
-    tables, weight = places.turned(op, x.shape, graph.result_shape(op), weight)
-    spread = _windows(x, tables).reshape((x.shape[0], *(t.size for t in tables)))
-    return windowed(op, spread, weight, (1,) * axes, (0,) * axes)
+        return convolution("ConvTranspose", op, x, weight, *bias, **extra)
+    # ONNX Runtime wants an output padding below the stride: pad or crop the whole result instead.
+    none = (0,) * len(op.stride)
+    whole = replace(op, padding=none, output_padding=none)
+    shape = whole.shape_of(x.shape, graph.recipe.constant_shape)
+    y = convolution("ConvTranspose", whole, x, weight, shape=shape)
+    y = y.pad([(-p, e - p) for p, e in zip(op.padding, op.output_padding, strict=True)])
+    return y + bias[0].reshape(-1, *[1] * len(none)) if bias else y
 
 
 def convolution(
     kind: str,
     op: layer.Conv | layer.ConvTranspose,
     x: Value,
-    weight: Value | Array,
+    *constants: Value | Array,
     **more: Any,
 ) -> Value:
-    """Append a convolution by ONNX's own operator."""
+    """Append a convolution with a weight, and perhaps a bias."""
     return x.node(
         kind,
-        weight,
-        *x.graph.optional(op.bias),
-        shape=x.graph.result_shape(op),
+        *constants,
+        shape=more.pop("shape", None) or x.graph.result_shape(op),
         strides=list(op.stride),
         pads=[*op.padding, *op.padding],
         dilations=list(op.dilation),
@@ -95,34 +85,11 @@ def convolution(
     )
 
 
-def windowed(
-    op: layer.Conv | layer.ConvTranspose, x: Value, weight: Array, stride: Shape, padding: Shape
-) -> Value:
-    """Convolve by gathered windows and one product."""
-    shape, kernel = x.graph.result_shape(op), weight.shape[2:]
-    axes = zip(x.shape[1:], kernel, shape[1:], stride, padding, op.dilation, strict=True)
-    windows = _windows(x, [places.sliding(*axis) for axis in axes])
-    columns = weight.reshape(op.groups, shape[0] // op.groups, -1)
-    rows = windows.reshape((op.groups, columns.shape[2], prod(shape[1:])))
-    y: Value = (columns @ rows).reshape(shape)
-    return y if op.bias is None else y + x.graph.constant(op.bias).reshape(-1, *[1] * len(kernel))
-
-
-def _windows(x: Value, tables: Sequence[Table]) -> Value:
-    """Gather (C, *spatial) → (C, taps, positions), zeros outside."""
-    count = prod(x.shape[1:])
-    flat, table = x.reshape((x.shape[0], count)), places.flattened(tables, x.shape[1:])
-    if (table < 0).any():
-        flat = flat.pad([(0, 1)])
-        table = np.where(table < 0, count, table)
-    return flat.gather(2, table)
-
-
 @RUN.runs(layer.AvgPool)
 def avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
     """Average windows, times a number."""
     # With a Pad merged into the pooling, ONNX Runtime refuses pads as long as the window.
-    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or graph.is_padded(x):
+    if prod(op.kernel) > LARGEST_WINDOW or graph.is_padded(x):
         return _resample(op, graph, x.cast(WIDE)).weighted(scale).cast(x.dtype)
     shape = graph.result_shape(op)
     options, _ = pooling(op, x)
@@ -220,8 +187,6 @@ def _pad(op: layer.Pad, graph: OnnxGraph, x: Value) -> Value:
 
 @RUN.runs(layer.Softmax)
 def _softmax(op: layer.Softmax, graph: OnnxGraph, x: Value) -> Value:
-    if op.log and x.dtype == WIDE:  # ONNX Runtime's own loses NaN there
-        return x - x.reduce("ReduceLogSumExp", [op.axis + 1])
     return x.node("LogSoftmax" if op.log else "Softmax", axis=op.axis + 1)
 
 
@@ -238,15 +203,6 @@ def _clip(x: Value, low: float, high: float) -> Value:
     return below.node("Where", low, above.node("Where", high, x))
 
 
-def _gelu(x: Value) -> Value:
-    """Return ``x·(1 + erf(x/√2))/2``."""
-    if x.dtype == WIDE:
-        got, remedy = "gelu in float64, whose Erf it lacks", "Fold with dtype=torch.float32."
-        raise refusal("export_onnx(folded)", "operations supported by ONNX Runtime", got, remedy)
-    y: Value = x * 0.5 * ((x * sqrt(0.5)).node("Erf") + 1.0)
-    return y
-
-
 def _one_and_exp(x: Value) -> Value:
     """Return ``1 + exp(−x)``; the Sigmoid of ONNX Runtime in float32 is constant below −18."""
     return x.node("Neg").node("Exp") + 1.0
@@ -258,7 +214,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "relu": lambda x: x.node("Relu"),
     "relu6": lambda x: _clip(x, 0.0, 6.0),
     "leaky_relu": _leaky,
-    "gelu": _gelu,
+    "gelu": lambda x: x * 0.5 * ((x * sqrt(0.5)).node("Erf") + 1.0),
     "silu": lambda x: x / _one_and_exp(x),
     "sigmoid": lambda x: 1.0 / _one_and_exp(x),
     "tanh": lambda x: x.node("Tanh"),

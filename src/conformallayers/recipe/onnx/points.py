@@ -1,4 +1,4 @@
-"""Operations on points and integers, in ONNX: one function each, of (operation, graph, *input values).
+"""Operations on points, in ONNX: one function each, of (operation, graph, *input values).
 
 Nothing here branches on values. t is kept from 0 by its offset or by a number far below every norm; samples of
 zeros stay 0 without biases, and with biases a flag makes them 0.
@@ -15,16 +15,12 @@ from typing import Any
 import numpy as np
 
 from ...nn.formula import FUNCTIONS
-from .. import layer_operations as layer
 from .. import point_operations as point
-from ..integer_arithmetic import IntegerArithmetic
-from ..integer_operations import IntegerConv, IntegerMatmul, IntegerPool, fits_single
 from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
-from .layers import RUN, convolution, pooling, windowed
+from .layers import RUN
 
 __all__ = ["RUN"]
-_SINGLE = np.dtype(np.float32)
 LONG = 2**12  # numbers that are cast to float64 before they are added
 WHOLE = 2**11  # numbers that one convolution adds up: ONNX Runtime adds products in blocks
 ROW = 2**8  # numbers that it adds one by one
@@ -217,7 +213,7 @@ def _rebase(
 def reduced(kind: str, z: Value) -> Value:
     """Reduce samples to scalars: rows in float32 first, then the rest in the dtype of scalars."""
     count, row, rank = prod(z.shape), z.shape[-1], len(z.graph.scalar_shape)
-    if z.dtype != WIDE and count > ROW:
+    if count > ROW:
         if not _SHORTEST <= row <= ROW:
             row = max(n for n in range(1, ROW + 1) if count % n == 0)
             z = z.reshape((*[1] * (rank - 1), count // row, row))
@@ -227,56 +223,3 @@ def reduced(kind: str, z: Value) -> Value:
             kind = "ReduceSum" if kind == "ReduceSumSquare" else kind
     wide = z.graph.scalar_dtype == WIDE or prod(z.shape) > LONG
     return z.cast(WIDE if wide else z.dtype).reduce_sample(kind).scalar()
-
-
-# -- integers ----------------------------------------------------------------------------------------
-
-# ONNX Runtime convolves and multiplies integers in float32 exactly while sums stay below 2^24. Its integer
-# operators would saturate in 16 bits on some processors.
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    return x.cast(dtype) if isinstance(x, Value) else x.astype(dtype)  # a constant is an array
-
-
-def _products(op: IntegerMatmul | IntegerConv, graph: OnnxGraph, q: Value) -> Value:
-    weight = graph.constant(op.weight)
-    dtype = _SINGLE if fits_single(weight.shape) else WIDE
-    q = q.cast(dtype)
-    if isinstance(op, layer.Matmul):
-        packed = graph.unpacked(weight.T, dtype)
-        sums = q.node("MatMul", packed, shape=graph.result_shape(op))
-    else:
-        plain: layer.Conv = replace(op, bias=None)
-        if dtype == _SINGLE:
-            sums = convolution("Conv", plain, q, graph.unpacked(weight, dtype))
-        else:
-            sums = windowed(plain, q, weight.astype(WIDE), op.stride, op.padding)
-    return sums.cast(WIDE).node("Round")
-
-
-def _windows(op: IntegerPool, graph: OnnxGraph, q: Value) -> Value:
-    options, _ = pooling(op, q)
-    options |= {"shape": graph.result_shape(op), "group": q.shape[0]}
-    sums = q.node("Conv", np.ones((q.shape[0], 1, *op.kernel)), **options)
-    return sums.cast(WIDE).node("Round")
-
-
-_ARITHMETIC = IntegerArithmetic(
-    single=lambda x: _cast(x, _SINGLE),
-    wide=lambda x: _cast(x, WIDE),
-    cast=_cast,
-    without_nan=lambda x: x.node("IsNaN").node("Where", 0.0, x),
-    peak=lambda x: abs(x).reduce_sample("ReduceMax"),
-    squares=lambda q: q.cast(WIDE).reduce_sample("ReduceSumSquare").scalar(),
-    scalar=lambda x: x.scalar(),
-    root=lambda x: x.node("Sqrt"),
-    products=_products,
-    windows=_windows,
-    rounded=lambda x: x.node("Round"),
-    floor=lambda x: x.node("Floor"),
-    clip=lambda x, low, high: x.node("Clip", low, high),
-    column=lambda scalars, x: scalars.column(x),
-    one_for_zero=lambda x: x.node("Equal", 0.0).node("Where", 1.0, x),
-)
-RUN.update(_ARITHMETIC.functions)

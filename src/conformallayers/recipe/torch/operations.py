@@ -21,7 +21,7 @@ from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
 from ..integer_arithmetic import IntegerArithmetic, flat
-from ..integer_operations import IntegerConv, IntegerMatmul, IntegerPool, fits_single
+from ..integer_operations import IntegerConv, IntegerMatmul, IntegerPool
 from ..operation import Runtime
 
 RUN = Runtime("torch")
@@ -266,20 +266,23 @@ def _root(x: Tensor) -> Tensor:
 
 
 def _products(op: IntegerMatmul | IntegerConv, module: Context, q: Tensor) -> Tensor:
-    weight = module.constant(op.weight)
-    dtype = torch.float32 if fits_single(weight.shape) else torch.float64
-    weight, q = weight.to(dtype), q.to(dtype)
+    weight, bias = module.constant(op.weight), module.optional(op.bias)
+    single = op.sums_fit_single(lambda _: tuple(weight.shape))
+    weight, q = (x.to(torch.float32 if single else torch.float64) for x in (weight, q))
     with full_precision(q):
         if isinstance(op, layer.Matmul):
-            return F.linear(q, weight).round().double()
-        return _convolved(op, q, weight, None).round().double()  # a fast convolution is not exact
+            sums = F.linear(q, weight)
+        else:
+            sums = _convolved(op, q, weight, None)
+    sums = sums.round().double()  # a fast convolution is not exact
+    return sums if bias is None else sums + bias.view(-1, *[1] * (weight.dim() - 2))
 
 
-def _windows(op: IntegerPool, module: Context, q: Tensor) -> Tensor:
+def _windows(op: IntegerPool, module: Context, q: Tensor, factor: float) -> Tensor:
     ends = places.margins(op, tuple(q.shape[1:]))
     whole = F.pad(q.double(), [end for both in reversed(ends) for end in both])
     means: Tensor = _BY_AXES["avg_pool"][len(op.kernel)](whole, op.kernel, op.stride)
-    return (means * prod(op.kernel)).round()
+    return (means * prod(op.kernel)).round() * factor
 
 
 _ARITHMETIC = IntegerArithmetic(
