@@ -35,12 +35,14 @@ def _wide(builder: RecipeBuilder, name: str, *shape: int) -> str:
     return builder.constant(name, array, wide=True)
 
 
-def _product(builder: RecipeBuilder, *shape: int, bits: int = 13) -> dict[str, Any]:
-    """Return the constants of a product whose sums of so many bits become features."""
+def _product(
+    builder: RecipeBuilder, *shape: int, bits: int = 13, digits: int = 20
+) -> dict[str, Any]:
+    """Return the constants of a product whose sums of so many bits become features; float32 has 10 digits exactly."""
     return {
         "weight": _whole(builder, "weight", *shape),
-        "multiplier": _whole(builder, "multiplier", shape[0], most=2**20),
-        "shift": 20 + bits - 6,
+        "multiplier": _whole(builder, "multiplier", shape[0], most=2**digits),
+        "shift": digits + bits - 6,
     }
 
 
@@ -62,8 +64,13 @@ def _classifier(axes: int) -> Recipe:
     z = builder.add(layer.Pad, z, pads=((1, 0),) * axes)
     pool: dict[str, Any] = {"kernel": twos, "stride": ones, "padding": zeros, "dilation": ones}
     z = builder.add(layer.MaxPool, z, **pool)
+    plain: dict[str, Any] = {"stride": ones, "padding": zeros, "dilation": ones}
+    for low in (0, -127):
+        conv = _product(builder, 6, 6, *ones, digits=10) | {"low": low}
+        conv["bias"] = _whole(builder, "bias", 6, most=9000)
+        z = builder.add(integer.IntegerConv, z, **conv, **plain)
     conv = {"weight": _whole(builder, "weight", 3, 6, *ones), "scale": _wide(builder, "scale", 3)}
-    conv |= {"stride": ones, "padding": zeros, "dilation": ones}
+    conv |= plain
     y = builder.add(integer.IntegerConv, z, name="y", **conv)
     return builder.recipe(y)
 
