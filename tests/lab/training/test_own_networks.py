@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from conformallayers.lab.training.own_networks import (
     check_outputs,
     find_network,
     is_own,
+    plain_network,
     source_hash,
 )
 from conformallayers.lab.training.train import train
@@ -107,6 +109,20 @@ def test_network_without_parameters_is_refused(tmp_path: Path) -> None:
     message = "network: expected parameters to train, got none."
     assert_says(lambda: train(f"{file}:MyNet", "digits", out=tmp_path / "run"), message)
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path) -> None:
+    text = "from torch import nn\ndef net():\n    return nn.Linear(3000, 9)\n"
+    network = f"{make_network(tmp_path / 'net.py', text)}:net"
+    stored, packed = tmp_path / "stored.pt", tmp_path / "packed.pt"
+    state = {"weight": torch.zeros(9, 3000), "bias": torch.zeros(9)}
+    torch.save(state, stored)
+    assert not plain_network(network, stored).weight.any()
+    with ZipFile(stored) as source, ZipFile(packed, "w", ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    message = "a state_dict of ", "members that unpack to more than the file"
+    assert_says(lambda: plain_network(network, packed), *message)
 
 
 def test_paper_network_takes_no_other_size() -> None:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -95,6 +96,10 @@ def plain_network(network: str, weights: Path | None) -> nn.Module:
     try:
         options: Any = {"map_location": "cpu", "weights_only": True}
         is_torch = weights.suffix != ".safetensors"
+        if is_torch and zipfile.is_zipfile(weights):
+            with zipfile.ZipFile(weights) as archive:  # torch.save compresses nothing
+                if sum(one.file_size for one in archive.infolist()) > weights.stat().st_size:
+                    raise ValueError("members that unpack to more than the file")
         module.load_state_dict(torch.load(weights, **options) if is_torch else load_file(weights))
     except Exception as error:  # of torch, pickle or safetensors
         expected, remedy = f"a state_dict of {network}", "Save model.state_dict(), nothing else."
