@@ -196,13 +196,6 @@ def test_export_reports_a_program_in_c_without_writing_it(
     assert "expected --format c with --example and --report" in capsys.readouterr().err
 
 
-def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
-    """The mean image is part of it."""
-    out = tmp_path / "c"
-    assert run_command("export", folder, "--format", "c", "--out", out, "--strategy", "dense") == 0
-    assert "shift[64]" in (out / "cl_model.c").read_text()
-
-
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("conformallayers.recipe.onnx.export", reason="not part of this version")
     pytest.importorskip("onnx", reason="the extra onnx is not installed")

@@ -14,7 +14,6 @@ import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
-from conformallayers.lab.experiments.bench import chosen_subjects
 from conformallayers.lab.training.evaluate import evaluate
 from conformallayers.lab.training.saved_models import locate
 from conformallayers.zoo.catalogue import FOLDER
@@ -61,19 +60,6 @@ def test_evaluate_measures_the_fold_on_stored_images() -> None:
     assert (found["dataset"], found["images"]) == ("digits", record.images)
 
 
-def test_fold_and_export_take_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, record = tmp_path / "net.safetensors", cl.zoo.list()[0]
-    assert run_command("fold", NAME, "--out", path) == 0
-    folded, expected = cl.load(path), cl.zoo.load(NAME)
-    assert (folded.labels, folded.about) == (expected.labels, expected.about)
-    x = torch.rand(3, 1, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(folded(x), expected(x))
-    assert run_command("export", record.name, "--format", "numpy", "--out", path) == 0
-    assert cl.load(path).input_shape == record.input_shape
-    capsys.readouterr()
-
-
 def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="the extra onnx is not installed")
     for number, words in enumerate(
@@ -88,12 +74,6 @@ def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
         out = tmp_path / f"{number}" / "new" / "file"
         assert run_command(*words, "--out", out) == 0
         assert out.is_file()
-
-
-def test_bench_takes_a_name() -> None:
-    folded = chosen_subjects([NAME], ())[NAME].folded
-    assert folded is not None
-    assert folded.input_shape == (1, 8, 8)
 
 
 def test_a_path_precedes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,9 @@ from conformallayers.lab.data.batches import (
 )
 from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
 from conformallayers.lab.data.datasets import load
-from conformallayers.recipe.layer_operations import AddConstant, Call, Upsample
+from conformallayers.recipe.layer_operations import AddConstant
 from datafiles import random_images
 from oracle import randomise, relative_error
-from support import operations
 
 
 def test_inputs_are_padded_enlarged_and_repeated() -> None:
@@ -201,27 +200,6 @@ def test_a_mean_of_coloured_images_stays_behind_the_channels() -> None:
     assert [type(module).__name__ for module in grey] == ["RepeatChannels", "Sequential"]
     folded = cl.fold(grey, (1, 32, 32), strategy="layers")
     assert cl.fold_error(grey, folded, images / 255) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("upsample", "folds"),
-    [
-        (nn.Upsample(scale_factor=(2, 3), mode="nearest"), True),
-        (nn.Upsample(scale_factor=(2.0, 2.0), mode="nearest-exact"), True),
-        (nn.Upsample(scale_factor=2, mode="nearest"), True),
-        (nn.Upsample(scale_factor=(1.5, 2), mode="nearest"), False),
-        (nn.Upsample(size=(8, 8), mode="nearest"), False),
-        (nn.Upsample(scale_factor=(2, 2), mode="bilinear"), False),
-    ],
-    ids=str,
-)
-def test_repeated_pixels_fold_away(upsample: nn.Module, folds: bool) -> None:
-    stages = cl.Conv2d(1, 3, 3), cl.ReSPro(), cl.Conv2d(3, 2, 3), cl.ReSPro()
-    model = randomise(nn.Sequential(upsample, cl.ConformalLayers(*stages)))
-    folded = cl.fold(model.double(), (1, 4, 4), strategy="dense")
-    x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
-    assert cl.fold_error(model, folded, x) < 1e-12
-    assert bool(operations(folded, (Upsample, Call))) == (not folds)
 
 
 def test_centre_is_refused_inside_and_where_shapes_differ() -> None:

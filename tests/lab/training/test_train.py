@@ -102,7 +102,7 @@ def test_healthy_and_plain_networks_print_no_warning(
 def test_every_network_is_trained_by_its_name(
     name: str, small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Matrices take seconds to build: test_networks_fold_after_training has them.
+    # Matrices take seconds to build: tests/networks/test_paper.py has them.
     monkeypatch.setattr(evaluate, "fold", functools.partial(cl.fold, strategy="layers"))
     few = small.split(184)[0]
     depth = 2 if name.startswith("Dk") else None
@@ -110,14 +110,6 @@ def test_every_network_is_trained_by_its_name(
     conformal = name.endswith(("CL", "ReSProNet", "StageNet"))
     assert (result.row["accuracy_folded"] is None) == (not conformal)
     assert evaluate.evaluate(tmp_path / "run", few)["layers"] == result.row["accuracy_layers"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BaseReSProNet", "D3ModNetCL", "DkNetCL"])
-def test_networks_fold_after_training(name: str, small: Dataset, tmp_path: Path) -> None:
-    depth = 2 if name.startswith("Dk") else None
-    result = train(name, small, out=tmp_path / "run", console=QUIET, epochs=1, depth=depth)
-    assert result.row["accuracy_folded"] == result.row["accuracy_layers"]
 
 
 @pytest.mark.parametrize("classes", [3, 12])
