@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import conformallayers as cl
 from nets import POOLED_SHAPE, pooled_net
 from support import folds, samples
 
@@ -29,12 +28,6 @@ def test_folded_has_buffers_alone_and_one_mode(x: Tensor) -> None:
         assert folded.train() is folded
         assert not any(module.training for module in folded.modules())
         assert torch.equal(folded(x), y)
-        other = cl.fold(
-            nn.Sequential(pooled_net(), nn.Dropout(0.5), nn.Linear(4, 2)),
-            POOLED_SHAPE,
-            strategy=folded.strategy,
-        )
-        other.load_state_dict(folded.state_dict(), strict=True)
         for copied in (
             copy.deepcopy(folded),
             pickle.loads(pickle.dumps(folded)),

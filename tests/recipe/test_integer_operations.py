@@ -72,14 +72,14 @@ def test_settings_out_of_range(kind: Any, settings: dict[str, Any]) -> None:
 
 def test_operations_that_keep_whole_numbers() -> None:
     ends: dict[str, Any] = {"inputs": ("x",), "outputs": ("y",)}
-    assert integer.keeps_integers(layer.Elementwise(**ends, function="relu"))
-    assert integer.keeps_integers(layer.Pad(**ends, pads=((1, 1),)))
+    assert layer.Elementwise(**ends, function="relu").keeps_integers
+    assert layer.Pad(**ends, pads=((1, 1),)).keeps_integers
     for op in (
         layer.Elementwise(**ends, function="tanh"),
         layer.Pad(**ends, pads=((1, 1),), value=1.0),
         layer.AvgPool(**ends, kernel=(2,), stride=(2,), padding=(0,)),
     ):
-        assert not integer.keeps_integers(op)
+        assert not op.keeps_integers
 
 
 def test_files_with_weights_of_another_type(tmp_path: Path) -> None:

@@ -30,12 +30,3 @@ def test_ends_of_windows(n: int, k: int, s: int, p: int, step: int, ceil: bool) 
     pooled = F.max_pool1d(-x[None, None], k, s, p, step, ceil)[0, 0]
     found = [max([*(-x[a:b:step]).tolist(), -np.inf]) for a, b in zip(first, stop, strict=True)]
     assert found == pooled.tolist()
-
-
-def test_tables_of_several_axes_keep_what_is_outside() -> None:
-    rows = places.sliding(3, taps=2, positions=2, stride=2, padding=1, dilation=1)
-    assert rows.tolist() == [[-1, 1], [0, 2]]
-    columns = places.spreading(2, positions=3, stride=2, padding=0)
-    assert columns.tolist() == [[0, -1, 1]]
-    both = places.flattened([rows, columns], (3, 2))
-    assert both.tolist() == [[-1, -1, -1, 2, -1, 3], [0, -1, 1, 4, -1, 5]]

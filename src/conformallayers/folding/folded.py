@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import ConformalError, channels_last, refusal, shape_text
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Operation, Shape, ShapeOf, expect
+from ..recipe.operation import OPERATIONS, Operation, Shape, ShapeOf, expect
 from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
@@ -53,19 +53,7 @@ class Quantization(Printed):
         yield f"relative errors of the outputs of the {self.images} images that set the scales"
 
 
-_ANY_SIZE = (
-    *(
-        layer.Conv,
-        layer.ConvTranspose,
-        layer.Matmul,
-        layer.Multiply,
-        layer.AddConstant,
-        layer.PRelu,
-    ),
-    *(layer.AvgPool, layer.MaxPool, layer.NormPool, layer.AdaptiveAvgPool, layer.AdaptiveMaxPool),
-    *(layer.Pad, layer.Upsample, layer.Add, layer.Concatenate, layer.Slice, layer.Permute),
-    *(layer.Product, layer.Elementwise, layer.Softmax, layer.Reshape, layer.Call),
-)
+_ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 
 
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:

@@ -100,6 +100,8 @@ class Quantizer:
         for op in self.recipe.operations:
             if type(op) in RUN:
                 RUN[type(op)](op, self)
+            elif op.keeps_integers:
+                _pass(op, self)
             else:
                 self.keep(op)
         return self.builder.recipe(self.number(self.recipe.output)).pruned()
@@ -196,7 +198,7 @@ class Quantizer:
         """
         while self.read_once(name):
             (op,) = self._readers[name]
-            if isinstance(op, layer.Slice) or not integer.keeps_integers(op):
+            if isinstance(op, layer.Slice) or not op.keeps_integers:
                 break
             (name,) = op.outputs
         return self.calibration.scale(name, tau)
@@ -270,7 +272,7 @@ def _refusal(got: str, remedy: str) -> ConformalError:
 def _rounds_alike(op: Operation) -> bool:
     if isinstance(op, layer.Elementwise):
         return op.function in ("relu", "abs", "leaky_relu")
-    return isinstance(op, _EXACT) or integer.keeps_integers(op)
+    return isinstance(op, _EXACT) or op.keeps_integers
 
 
 def _exponent(value: Array) -> int:
@@ -323,12 +325,11 @@ def _multiply(op: layer.Multiply, to: Quantizer) -> None:
     to.held[y] = replace(found, scale=found.scale * factor.item())
 
 
-@RUN.runs(layer.Elementwise, layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
 def _pass(op: Operation, to: Quantizer) -> None:
     """Append an operation that maps integers to integers of the same scale."""
     (x,), (y,) = op.inputs, op.outputs
     held = to.held[x]
-    if isinstance(held, Number) or not integer.keeps_integers(op):
+    if isinstance(held, Number):
         to.keep(op)
     elif isinstance(held, Sums) and getattr(op, "function", "") == "relu" and to.read_once(x):
         to.held[y] = replace(held, low=0)

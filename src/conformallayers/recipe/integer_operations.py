@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from . import layer_operations as layer
 from .layer_operations import Conv, Matmul, Pool, expect_broadcast
 from .operation import (
     OPERATIONS,
@@ -270,7 +269,6 @@ class IntegerRebase(Operation):
 
 
 KINDS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == __name__)
-_KEEPING = layer.Slice, layer.Concatenate, layer.Reshape, layer.Permute, layer.MaxPool
 
 
 def makes_integers(op: Operation) -> bool:
@@ -280,20 +278,11 @@ def makes_integers(op: Operation) -> bool:
     return isinstance(op, (Quantize, QuantizePoint, IntegerPool, Requantize))
 
 
-def keeps_integers(op: Operation) -> bool:
-    """Check whether an operation on float features maps 8-bit features to 8-bit features."""
-    if isinstance(op, layer.Elementwise):
-        return op.function in ("relu", "abs")
-    if isinstance(op, layer.Pad):
-        return op.mode == "zeros" and op.value == 0
-    return isinstance(op, _KEEPING)
-
-
 def integer_values(operations: Iterable[Operation]) -> frozenset[str]:
     """Return the names of all 8-bit features."""
     found: set[str] = set()
     for op in operations:
-        if makes_integers(op) or (keeps_integers(op) and op.inputs[0] in found):
+        if makes_integers(op) or (op.keeps_integers and op.inputs[0] in found):
             found.add(op.outputs[0])
     return frozenset(found)
 
@@ -309,7 +298,7 @@ def unsigned_values(operations: Iterable[Operation]) -> frozenset[str]:
             "abs",
             "norm",
         )
-        keeps = keeps_integers(op) or isinstance(op, IntegerPool)
+        keeps = op.keeps_integers or isinstance(op, IntegerPool)
         if y in integers and (positive or (keeps and found.issuperset(op.inputs))):
             found.add(y)
     return frozenset(found)

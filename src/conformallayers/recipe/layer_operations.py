@@ -142,6 +142,7 @@ class AvgPool(Pool):
 class MaxPool(Pool):
     """Take the largest entry of each window."""
 
+    moves = True
     dilation: tuple[Positive, ...]
 
 
@@ -201,6 +202,10 @@ class Pad(Operation):
     pads: tuple[tuple[int, int], ...]
     mode: str = "zeros"
     value: float = 0.0
+
+    @property
+    def keeps_integers(self) -> bool:
+        return self.mode == "zeros" and self.value == 0
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.mode in PAD_MODES, f"no mode {self.mode!r:.60}")
@@ -280,6 +285,7 @@ class Product(Operation):
 class Concatenate(Operation):
     """Concatenate values along an axis of the sample."""
 
+    moves = True
     axis: Size
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
@@ -294,6 +300,7 @@ class Concatenate(Operation):
 class Slice(Operation):
     """Take the entries from ``start`` to before ``stop`` along an axis of the sample."""
 
+    moves = True
     axis: Size
     start: Size
     stop: Positive
@@ -308,6 +315,7 @@ class Slice(Operation):
 class Reshape(Operation):
     """Give each sample another shape; entries keep their order."""
 
+    moves = True
     shape: tuple[Positive, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
@@ -319,6 +327,7 @@ class Reshape(Operation):
 class Permute(Operation):
     """Reorder the axes of the sample: axis i of the result is axis ``order[i]`` of the input."""
 
+    moves = True
     order: tuple[Size, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
@@ -332,6 +341,10 @@ class Elementwise(Operation):
 
     function: str
     parameters: tuple[float, ...] = ()
+
+    @property
+    def keeps_integers(self) -> bool:
+        return self.function in ("relu", "abs")
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         given = len(self.parameters)

@@ -37,11 +37,13 @@ class Operation:
 
     Attributes:
         kind: the name in files, printed recipes and errors.
+        moves: whether it only moves entries, so that integers stay integers.
         inputs: the names of the values that are read, in order.
         outputs: the names of the values that are written.
     """
 
     kind: ClassVar[str]
+    moves: ClassVar[bool] = False
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -53,6 +55,11 @@ class Operation:
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         """Return the shape of the output, for operations with one input and one output."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
+
+    @property
+    def keeps_integers(self) -> bool:
+        """Whether it maps 8-bit features to 8-bit features of the same scale."""
+        return self.moves
 
     def integer_constants(self) -> dict[str, str]:
         """Return "int32" or "int8" for each constant of whole numbers, by name."""

@@ -6,7 +6,7 @@ A table of one axis is (taps, positions): the entries of the input that each pos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,54 +57,10 @@ def copies_entries(weights: Array) -> bool:
     return len(weights) == 1 and bool((weights == 1).all())
 
 
-def turned(
-    op: layer.ConvTranspose, shape: Shape, result: Shape, weight: Array
-) -> tuple[list[Table], Array]:
-    """Return a transposed convolution as a convolution with stride 1 and no padding.
-
-    Args:
-        op: the transposed convolution.
-        shape, result: of samples before and after it.
-        weight: its kernel, (C, C_out/groups, ...).
-
-    Returns:
-        For each spatial axis the entries and the zeros between and around them, and the kernel that convolves
-        them, (C_out, C/groups, ...).
-    """
-    # Output o gets the inputs at (o + padding - tap·dilation)/stride: a convolution of the spread entries with
-    # the mirrored kernel, whose input and output channels change places within each group.
-    kernel = weight.shape[2:]
-    split = weight.reshape(op.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
-    whole = np.flip(split.reshape(result[0], -1, *kernel), tuple(range(2, weight.ndim)))
-    axes = zip(shape[1:], result[1:], kernel, op.stride, op.padding, op.dilation, strict=True)
-    tables = []
-    for n, m, k, stride, padding, dilation in axes:
-        reach = dilation * (k - 1)
-        tables.append(spreading(n, m + reach, stride, padding - reach))
-    return tables, np.ascontiguousarray(whole)
-
-
 def sliding(n: int, taps: int, positions: int, stride: int, padding: int, dilation: int) -> Table:
     """Return the table of windows along an axis of n entries."""
     places = np.arange(taps)[:, None] * dilation + np.arange(positions) * stride - padding
     return np.where((places >= 0) & (places < n), places, -1)
-
-
-def spreading(n: int, positions: int, stride: int, padding: int) -> Table:
-    """Return the table that puts zeros between n entries, as a transposed convolution with a stride does."""
-    steps = np.arange(positions)[None] + padding
-    places = steps // stride
-    return np.where((steps % stride == 0) & (places >= 0) & (places < n), places, -1)
-
-
-def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
-    """Combine the tables of several axes to one of indices into the flattened axes."""
-    whole = np.zeros((1, 1), np.int64)
-    for table, n in zip(tables, spatial, strict=True):
-        a, b = whole[:, None, :, None], table[None, :, None, :]
-        both = np.where((a < 0) | (b < 0), -1, a * n + b)
-        whole = both.reshape(len(whole) * len(table), -1)
-    return whole
 
 
 def margins(op: layer.Pool, shape: Shape) -> list[tuple[int, int]]:

@@ -41,65 +41,9 @@ def test_large_batches_run_in_chunks_with_the_same_numbers(
     assert bool((x.grad != 0).flatten(1).any(1).all())
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded", "layers"])
-def test_a_folded_state_carries_its_factors(strategy: str) -> None:
-    first, second = conv_stack(2, channels=8, padding=1), conv_stack(2, channels=8, padding=1)
-    with torch.no_grad():
-        second[0].weight *= 3
-    folded = cl.fold(first, (3, 8, 8), strategy=strategy)
-    other = cl.fold(second, (3, 8, 8), strategy=strategy)
-    other.load_state_dict(folded.state_dict())
-    x = torch.rand(2, 3, 8, 8)
-    assert torch.equal(other(x), folded(x))
-
-
-class Bent(cl.RadialActivation):
-    """A growth with a parameter."""
-
-    def __init__(self, power: float) -> None:
-        super().__init__(1.0)
-        self.power = nn.Parameter(torch.tensor(power))
-
-    def growth(self, q: Tensor) -> Tensor:
-        return (1 + q) ** self.power
-
-
 def pair(act: nn.Module, bias: bool = False) -> cl.ConformalLayers:
     torch.manual_seed(0)
     return cl.ConformalLayers(cl.Linear(4, 4, bias=bias), act, cl.Linear(4, 3), act)
-
-
-def test_a_state_in_int8_brings_its_shifts() -> None:
-    model = pair(cl.Gnomonic(1.0), True)
-    x = samples((4,), torch.float32)
-    one = cl.quantize(cl.fold(model, (4,), strategy="layers"), x)
-    model[0].weight.data[0] *= 1000
-    other = cl.quantize(cl.fold(model, (4,), strategy="layers"), x)
-    assert not torch.equal(other(x), one(x))
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(other(x), one(x))
-
-
-def test_a_state_brings_its_activation_if_the_operations_are_the_same() -> None:
-    strategy = "dense"  # whose values have the same names for both
-    acts = cl.Gnomonic(1.0), cl.ReSPro(1.0, projective=True)
-    one, other = (cl.fold(pair(act, bias=True), (4,), strategy=strategy) for act in acts)
-    x = samples((4,), torch.float32)
-    assert not torch.allclose(one(x), other(x))
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(other(x), one(x))
-    published = cl.fold(pair(cl.ReSPro(1.0)), (4,), strategy=strategy)
-    with pytest.raises((cl.ConformalError, RuntimeError)):
-        published.load_state_dict(one.state_dict())
-
-
-@pytest.mark.parametrize("strategy", ["dense", "layers"])
-def test_parameters_of_an_own_activation_are_part_of_the_state(strategy: str) -> None:
-    one, other = (cl.fold(pair(Bent(power)), (4,), strategy=strategy) for power in (0.3, 0.9))
-    x = torch.rand(5, 4)
-    assert not torch.allclose(one(x), other(x))
-    one.load_state_dict(other.state_dict())
-    assert torch.equal(one(x), other(x))
 
 
 def test_folds_with_biases_compile_as_one_graph_and_follow_autocast() -> None:

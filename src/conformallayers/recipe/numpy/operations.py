@@ -82,15 +82,21 @@ def _convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Context, x: Array) -> Array:
-    axes, shape = len(op.stride), x.shape[1:]
-    result = op.shapes([shape], lambda name: net.constant(name).shape)[0]
-    tables, weight = places.turned(op, shape, result, net.constant(op.weight))
-    x = _surrounded(x, [(0, 1)] * axes)  # entry -1 is a zero
-    for axis, table in enumerate(tables, 2):
-        x = np.take(x, table[0], axis)
-    options: dict[str, Any] = {"dilation": op.dilation, "groups": op.groups, "padding": (0,) * axes}
-    conv = layer.Conv(op.inputs, op.outputs, weight=op.weight, stride=(1,) * axes, **options)
-    return _plus(net, _convolved(conv, weight, x), op.bias)
+    """Add the products with each entry of the kernel where they belong."""
+    weight, spatial = net.constant(op.weight), x.shape[2:]
+    _, *size = op.shape_of(x.shape[1:], lambda name: net.constant(name).shape)
+    inputs, outputs = x.shape[1] // op.groups, weight.shape[1] * op.groups
+    rows = x.reshape(len(x), op.groups, inputs, math.prod(spatial))
+    whole = [n + 2 * p for n, p in zip(size, op.padding, strict=True)]
+    y: Any = np.zeros((len(x), outputs, *whole), x.dtype)
+    for place in np.ndindex(*weight.shape[2:]):
+        matrix = weight[(..., *place)].reshape(op.groups, inputs, weight.shape[1])
+        products = (matrix.swapaxes(1, 2) @ rows).reshape(len(x), outputs, *spatial)
+        starts = (i * d for i, d in zip(place, op.dilation, strict=True))
+        ends = zip(starts, spatial, op.stride, strict=True)
+        y[(..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in ends))] += products
+    inside = (slice(p, p + n) for p, n in zip(op.padding, size, strict=True))
+    return _plus(net, y[(..., *inside)], op.bias)
 
 
 def _windows(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...errors import refusal
 from ...functional import transformed, wide_dtype
 from .. import layer_operations as layer
-from ..file import describe, read_recipe
+from ..file import describe
 from ..operation import Shape
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .operations import RUN
@@ -63,11 +63,7 @@ class RecipeModule(nn.Module):
         device = next((array.device for array in recipe.constants.values()), torch.device("cpu"))
         anchor = torch.empty(0, dtype=dtype, device=device)
         self.register_buffer("anchor", anchor, persistent=False)
-        self._set(recipe, dtype)
         steady_allocator()
-
-    def _set(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        """Set the operations, without their constants."""
         self._bare = replace(recipe, constants={}, modules={})
         self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
         # Convolutions read image maps fastest in channels-last order.
@@ -151,25 +147,16 @@ class RecipeModule(nn.Module):
         return None if name is None else self.constant(name)
 
     def get_extra_state(self) -> Tensor:
-        """Return the operations as bytes of JSON: their settings are part of the state."""
+        """Return the operations as bytes of JSON: a state fits those operations and settings alone."""
         text = json.dumps(describe(self._bare), sort_keys=True)
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Replace the operations by those of a fold that has other numbers."""
-        arrays = self.constants._buffers
-        try:
-            document = json.loads(bytes(state.tolist()))
-            other = read_recipe(document, arrays)
-        except (ValueError, TypeError, AttributeError):
-            other = None
-        if other is None or _names(other) != _names(self._bare):
-            expected = "the state of a fold of the same model and strategy"
+        """Refuse the state of another fold: constants do not fit other factors between them."""
+        if not torch.equal(state.cpu(), self.get_extra_state()):
             remedy = "Fold it again, or use cl.save and cl.load."
+            expected = "the state of this fold"
             raise refusal("Folded.load_state_dict", expected, "that of another one", remedy)
-        kept = self.chunk_size
-        self._set(replace(other, constants=arrays), torch.float32)
-        self.chunk_size = kept
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
@@ -185,13 +172,6 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
         for name, module in recipe.modules.items()
     }
     return replace(recipe.with_constants(convert), modules=modules)
-
-
-def _names(recipe: Recipe) -> list[Any]:
-    """Return what must agree for a state to fit: the operations, but not their settings."""
-    return [
-        (op.kind, op.inputs, op.outputs, getattr(op, "module", None)) for op in recipe.operations
-    ]
 
 
 def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> Tensor:
