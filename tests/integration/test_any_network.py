@@ -53,7 +53,7 @@ def network(*blocks: nn.Module) -> nn.Module:
 NETWORKS = {
     "RepVGG": (lambda: network(RepVGG(8, 8), RepVGG(8, 8)), "", ""),
     "MobileOne": (lambda: network(MobileOne(8, 8, 3, groups=8), MobileOne(8, 8, 1)), "", ""),
-    "ResNet with SE": (lambda: network(Residual(8), SqueezeExcite(8)), "product", "sigmoid"),
+    "ResNet with SE": (lambda: network(Residual(8), SqueezeExcite(8)), "", "sigmoid"),
     "hard-swish": (lambda: network(HardSwish(8)), "", "hardswish"),
     "U-Net": (lambda: network(UNet(8)), "", "conv_transpose"),
 }

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.recipe import layer_operations as layer
 from conformallayers.testing import relative_error
 from nets import NETS, OFFSETS, SHAPE, features, net
 from oracle import randomise
@@ -20,7 +21,6 @@ from programs import COMPILER, FLAGS, SANITIZED, check, compiled, hard, needs_co
 from support import folds as all_folds
 
 LIMIT = 512 * 1024
-KEPT = ("biases", "branches", "linear branches", "residual")  # whose layers only torch can run
 
 
 # -- the numbers --------------------------------------------------------------------------------
@@ -53,14 +53,14 @@ def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None
         torch.manual_seed(0)
         model, shape = geometries()[name]
         randomise(model)
-    exports, folds = [], []
-    for strategy, folded in all_folds(model, shape).items():
+    exports, folds = [], all_folds(model, shape)
+    for strategy, folded in folds.items():
         exports.append(cl.export_c(folded, tmp_path, name=f"by_{strategy}"))
-        folds.append(folded)
         assert exports[-1].output_error < 2e-6  # float32 on both sides
         assert exports[-1].agreement == 1
-    assert any(folded.strategy.startswith("dense") for folded in folds)
-    for run, folded in zip(compiled(tmp_path, exports), folds, strict=True):
+    written_out = any(isinstance(op, layer.Matmul) for op in folds["dense"].recipe.operations)
+    assert written_out == (name != "biases")  # a bias behind an activation keeps the layers
+    for run, folded in zip(compiled(tmp_path, exports), folds.values(), strict=True):
         check(run(hard(shape)), folded, hard(shape), 1e-5)
 
 
@@ -152,7 +152,10 @@ def lenet(*, head: bool, **options: Any) -> nn.Module:
         ),
     ],
 )
-def test_a_28_by_28_model_takes_at_most_512_kib(head: bool, strategy: str, tmp_path: Path) -> None:
+def test_a_28_by_28_model_takes_at_most_512_kib_or_a_triangle(
+    head: bool, strategy: str, tmp_path: Path
+) -> None:
+    """Convolutions fit; a form over 784 pixels written out takes the triangle of its factor."""
     model = lenet(head=head)
     folded = cl.fold(model, (1, 28, 28), strategy=strategy)
     export = cl.export_c(folded, tmp_path)
@@ -160,6 +163,7 @@ def test_a_28_by_28_model_takes_at_most_512_kib(head: bool, strategy: str, tmp_p
     x = torch.rand(4, 1, 28, 28)
     command = [str(COMPILER), *FLAGS, "-c", export.source.name, "-o", "model.o"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert export.constant_bytes + export.work_bytes < LIMIT
-    assert (tmp_path / "model.o").stat().st_size < LIMIT
+    triangle = 4 * 784 * 785 // 2 if strategy in ("dense", "banded") else 0
+    assert export.constant_bytes + export.work_bytes < LIMIT + triangle
+    assert (tmp_path / "model.o").stat().st_size < LIMIT + triangle
     assert relative_error(run(x)[1], folded(x)) < 1e-5

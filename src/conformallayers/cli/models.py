@@ -123,6 +123,10 @@ def export(
         chosen = {name: getattr(options, name) for name in names}
         made = export_c(folded, target, **chosen)
         print(made.report if options.report else made)
+        if options.report:
+            from ..lab.devices.emulator import code_sizes
+
+            print(code_sizes(folded))
         return
     if format == "onnx":
         from ..recipe.onnx.export import export_onnx

@@ -19,8 +19,6 @@ from torch import Tensor
 from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.c.export import WRITE
-from conformallayers.recipe.c.lower import lowered_for_c
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing import relative_error
@@ -38,17 +36,9 @@ from programs import (
 )
 from recipe_cases import FORMULAS, RECIPE_CASES
 
-
-def has(recipe: Recipe) -> bool:
-    return all(type(operation) in WRITE for operation in recipe.operations)
-
-
 CASES = {case.name: case for case in RECIPE_CASES}
-WRITTEN = [name for name, case in CASES.items() if has(lowered_for_c(case.build()))]
-
-
-POINTS = [name for name in WRITTEN if name.startswith(("points", "rescale", "rebase", "stages"))]
-POINTS += [name for name in WRITTEN if "_form" in name]
+POINTS = [name for name in CASES if name.startswith(("points", "rescale", "rebase", "stages"))]
+POINTS += [name for name in CASES if "_form" in name]
 
 
 def renamed(recipe: Recipe, number: int) -> Recipe:
@@ -93,10 +83,9 @@ def joined(recipes: list[Recipe]) -> Recipe:
 
 
 @needs_compiler
-def test_every_operation_that_c_has(tmp_path: Path) -> None:
-    assert len(WRITTEN) > 240
+def test_every_operation(tmp_path: Path) -> None:
     groups: dict[tuple[int, ...], list[str]] = {}
-    for name in WRITTEN:
+    for name in CASES:
         groups.setdefault(CASES[name].build().input_shape, []).append(name)
     every = [[CASES[name].build() for name in names] for names in groups.values()]
     folds = [Fold(joined(recipes)) for recipes in every]
@@ -115,7 +104,7 @@ def test_every_operation_that_c_has(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) -> None:
     command = [str(COMPILER), *FLAGS, *SANITIZED]
-    names = [*POINTS, *(n for n in WRITTEN if "2d stride and padding" in n or "pad 2d" in n)]
+    names = [*POINTS, *(n for n in CASES if "2d stride and padding" in n or "pad 2d" in n)]
     folds = [Fold(CASES[name].build()) for name in names]
     exports = [export(fold, tmp_path, name=f"case{i}") for i, fold in enumerate(folds)]
     inputs = [hard(fold.input_shape) for fold in folds]
@@ -128,7 +117,7 @@ def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) ->
 
 @needs_compiler
 def test_pools_of_negative_entries_and_nan(tmp_path: Path) -> None:
-    names = [name for name in WRITTEN if name.startswith(("max_pool", "norm", "adaptive_max"))]
+    names = [name for name in CASES if name.startswith(("max_pool", "norm", "adaptive_max"))]
     groups: dict[tuple[int, ...], list[Recipe]] = {}
     for name in names:
         recipe = CASES[name].build()
@@ -187,15 +176,6 @@ def test_programs_are_cpp_too(tmp_path: Path) -> None:
     every = run_program(tmp_path, exports, inputs, ["c++", *flags])
     for found, fold, x in zip(every, folds, inputs, strict=True):
         check(found, fold, x, 1e-5)
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(WRITTEN)))
-def test_other_operations_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    recipe = CASES[name].build()
-    kind = next(op.kind for op in recipe.operations if type(op) not in WRITE)
-    with pytest.raises(ConformalError, match=rf"operations supported by C, got {kind}\. Fold"):
-        export(Fold(recipe), tmp_path / "new")
-    assert not list(tmp_path.iterdir())
 
 
 # -- whole networks -----------------------------------------------------------------------------

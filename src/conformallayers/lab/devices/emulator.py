@@ -16,7 +16,7 @@ import torch
 
 from ...errors import ConformalError, refusal
 from ...quantization.quantize import quantize
-from ...recipe.c.export import export_c
+from ...recipe.c.export import OPTIMIZE, export_c
 from ...recipe.c.files import CExport
 from ...recipe.integer_operations import integer_values
 from ...recipe.places import Array
@@ -106,10 +106,29 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
     command += [str(board / "board.c"), str(made.source.resolve())]
     command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
     _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
-    # Initialised data takes flash, from which it is copied at the start, and RAM.
-    text = _run([SIZE, "board.elf"], folder, "measure board.elf")
-    code, data, bss = map(int, re.findall(r"\d+", text.splitlines()[1])[:3])
-    return code + data, data + bss
+    code, data, bss = _sections("board.elf", folder)
+    return code + data, data + bss  # data is copied from flash at the start
+
+
+def _sections(file: str, folder: Path) -> list[int]:
+    """Return the bytes of code and constants, of initialised memory, and of other static memory."""
+    text = _run([SIZE, file], folder, f"measure {file}")
+    return [int(word) for word in re.findall(r"\d+", text.splitlines()[1])[:3]]
+
+
+def code_sizes(folded: Any) -> str:
+    """Return a line with the code of a C export on a Cortex-M4 in bytes, without constants."""
+    if shutil.which(COMPILER) is None or shutil.which(SIZE) is None:
+        return f"code: unknown without {COMPILER} (on Debian: apt-get install {PACKAGES})"
+    found = []
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
+        for optimize in OPTIMIZE:
+            made, folder = export_c(folded, name, optimize=optimize), Path(name)
+            command = [COMPILER, *MACHINE, *_FLAGS, "-c", made.source.name, "-o", "model.o"]
+            _run(command, folder, f"compile {made.source.name}")
+            code, _, _ = _sections("model.o", folder)
+            found.append(f"{size(code - made.constant_bytes)} with --optimize {optimize}")
+    return f"code for a Cortex-M4 at -O2: {', '.join(found)}"
 
 
 def _run(command: list[str], folder: Path, task: str) -> str:

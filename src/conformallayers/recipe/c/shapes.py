@@ -17,6 +17,7 @@ from .. import places
 from ..operation import Runtime
 from ..places import Table
 from .constants import number
+from .kernels import total
 from .program import IMAGE, OUT, Program
 
 WRITE = Runtime("C")
@@ -153,8 +154,9 @@ def _concatenate(op: layer.Concatenate, program: Program) -> None:
             continue
         if program.place(x).map is not None and len(program.place(x).map or ()) != len(shape):
             x = first(program, x)
-        reads = _axis_steps(program, x)
-        _copy_into(program, x, y, start * steps[op.axis], reads, steps)
+        turned = [_turned(v, keeps) for v in (steps, _axis_steps(program, x), program.shape(x))]
+        ends = (y, start * steps[op.axis], turned[0]), (x, 0, turned[1])
+        _strided(program, turned[2], "{0} = {1};", *ends)
         start += program.shape(x)[op.axis]
 
 
@@ -176,18 +178,48 @@ def plan_parts(program: Program) -> None:
             start += program.shape(x)[0]
 
 
-def _copy_into(
-    program: Program, x: str, y: str, start: int, reads: Sequence[int], writes: Sequence[int]
+def _strided(
+    program: Program, sizes: Sequence[int], statement: str, *values: tuple[str, int, Sequence[int]]
 ) -> None:
-    """Append loops that copy a value into a part of another one."""
-    order = _turned(list(range(len(reads))), program.place(y).map is not None)
-    used = [axis for axis in order if program.shape(x)[axis] > 1]
+    """Append loops over axes around a statement of entries {0}, {1}, ...: value, start, steps of each."""
+    used = [axis for axis, n in enumerate(sizes) if n > 1]
     names = dict(zip(used, "hijkl", strict=False))
     for axis, name in names.items():
-        program.emit(f"for ({name} = 0; {name} < {program.shape(x)[axis]}; {name}++) {{")
-    to = " + ".join([*(f"{n} * {writes[axis]}" for axis, n in names.items()), str(start)])
-    source = " + ".join([*(f"{n} * {reads[axis]}" for axis, n in names.items()), "0"])
-    program.emit(f"{program.entry(y, to)} = {program.entry(x, source)};", *("}" for _ in names))
+        program.emit(f"for ({name} = 0; {name} < {sizes[axis]}; {name}++) {{")
+    entries = (
+        program.entry(value, total(start, *((n, steps[axis]) for axis, n in names.items())))
+        for value, start, steps in values
+    )
+    program.emit(statement.format(*entries), *("}" for _ in names))
+
+
+@WRITE.runs(layer.Product)
+def _product(op: layer.Product, program: Program) -> None:
+    """Append loops over the axes of the result; an axis that is repeated has the step 0."""
+    (y,), shape = op.outputs, program.shape(op.outputs[0])
+    inputs = [x if len(shape) > 1 else first(program, x) for x in op.inputs]
+    keeps = len(shape) > 1
+    program.write(y, last=keeps)
+    ends = [(y, 0, _turned(_axis_steps(program, y), keeps))]
+    for x in inputs:
+        sizes = zip(program.shape(x), _axis_steps(program, x), strict=True)
+        ends.append((x, 0, _turned([step * (n > 1) for n, step in sizes], keeps)))
+    _strided(program, _turned(shape, keeps), "{0} = {1} * {2};", *ends)
+
+
+@WRITE.runs(layer.Softmax)
+def _softmax(op: layer.Softmax, program: Program) -> None:
+    (y,), x = op.outputs, dense(program, op.inputs[0])
+    program.write(y, over=x)
+    sizes, steps = list(program.shape(x)), _axis_steps(program, x)
+    count, step = sizes[op.axis], steps[op.axis]
+    if len(sizes) == 1:  # the order of a flattened map does not matter
+        steps, step = [1], 1
+    sizes[op.axis] = 1
+    keeps = program.place(x).map is not None and len(sizes) > 1
+    statement = f"softmax(&{{0}}, &{{1}}, {count}, {step}, {int(op.log)});"
+    ends = [(value, 0, _turned(steps, keeps)) for value in (x, y)]
+    _strided(program, _turned(sizes, keeps), statement, *ends)
 
 
 @WRITE.runs(layer.Reshape)

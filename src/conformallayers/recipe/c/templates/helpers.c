@@ -156,6 +156,23 @@ static void gather$s(const $V *x, $V *y, const int32_t *g, int32_t axes, $V fill
     }
 }
 
+//: softmax
+/* Softmax of entries that are some step apart, or its logarithm. */
+static void softmax(const float *x, float *y, int32_t count, int32_t step, int32_t logarithm)
+{
+    float most = x[0];
+    double total = 0;
+    int32_t i;
+    for (i = 1; i < count; i++)
+        most = x[i * step] > most ? x[i * step] : most;
+    for (i = 0; i < count; i++)
+        total += exp((double)(x[i * step] - most));
+    for (i = 0; i < count; i++) {
+        const double v = (double)(x[i * step] - most);
+        y[i * step] = (float)(logarithm ? v - log(total) : exp(v) / total);
+    }
+}
+
 //: squares
 /* The sum of squares: none of a float leaves the range of double. */
 static double squares(const float *x, int32_t count)
