@@ -68,27 +68,6 @@ def test_every_layer_is_there(case: Case, path: Path) -> None:
         assert error(folded, cln.load(path), x) < limit
 
 
-def test_zero_samples_and_batches_of_any_size(path: Path) -> None:
-    folded = cl.fold(net("biases"), SHAPE, strategy="dense")
-    cl.save(folded, path)
-    runtime = cln.load(path)
-    assert not runtime(np.zeros((2, *SHAPE))).any()
-    assert runtime(np.zeros((0, *SHAPE))).shape == (0, *folded.output_shape)
-    x = samples(SHAPE, torch.float32, batch=300)
-    runtime.chunk_size = 7
-    assert error(folded, runtime, x) < 1e-6
-
-
-def test_long_signals_need_no_matrix(path: Path) -> None:
-    stages = cl.Conv1d(1, 2, 9, padding=4, stride=2), cl.ReSPro(), cl.AvgPool1d(3, 2), cl.ReSPro()
-    more = nn.Upsample(scale_factor=2), cl.ReSPro(), cl.AdaptiveAvgPool1d(2000)
-    model = cl.ConformalLayers(*stages, *more)
-    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        folded = cl.fold(model, (1, 40_000), strategy="layers", dtype=dtype)
-        cl.save(folded, path)
-        assert error(folded, cln.load(path), samples((1, 40_000), dtype)) < limit
-
-
 def test_what_the_network_says_of_itself(path: Path) -> None:
     folded = cl.fold(net("chain"), SHAPE, strategy="banded")
     cl.save(folded, path)

@@ -90,21 +90,3 @@ def test_heads_and_chunks_of_large_batches(path: Path) -> None:
     operators = [node.op_type for node in onnx.load(path).graph.node]
     assert not set(operators) & {"If", "Loop", "Scan", "Split", "Shape", "DFT"}
     assert len(operators) <= 36
-
-
-def test_what_only_torch_can_call_is_refused_by_name(path: Path) -> None:
-    folded = cl.fold(nn.Sequential(net("chain"), Sorted()), SHAPE)
-    with pytest.raises(
-        cl.ConformalError, match=r"operations supported by ONNX, got .*strategy=\"dense\""
-    ):
-        cl.export_onnx(folded, path)
-    with pytest.raises(
-        cl.ConformalError, match=r"expected a Folded, got ConformalLayers\. Fold it"
-    ):
-        cl.export_onnx(net("chain"), path)
-    assert not list(path.parent.iterdir())
-
-
-class Sorted(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(x @ x.mT)

@@ -123,38 +123,6 @@ def test_forms_of_large_maps_lose_no_digits() -> None:
     assert torch.allclose(session(band)(x), exact, rtol=5e-7, atol=0)
 
 
-def folded(shape: tuple[int, ...], forms: int) -> Recipe:
-    """Return the recipe of a dense fold: a form for each activation, one matrix, one division."""
-    builder, unit, m, tau = embedded(shape)
-    size = torch.Size(shape).numel()
-    rows = builder.add(layer.Reshape, unit, name="rows", shape=(size,))
-    for _ in range(forms):
-        factor = builder.constant("factor", torch.rand(size, size, dtype=torch.float64))
-        z = builder.add(layer.Matmul, rows, weight=factor)
-        n = builder.add(point.SumSquares, z, name="n", weight=0.4)
-        tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["published"])
-    matrix = builder.constant("matrix", torch.randn(4, size, dtype=torch.float64))
-    v = builder.add(layer.Matmul, rows, name="v", weight=matrix)
-    return builder.recipe(builder.add(point.Divide, v, tau, m, name="y", scale=0.7))
-
-
-def test_graphs_are_small() -> None:
-    cases = {case.name: case.build() for case in RECIPE_CASES}
-    typical = [
-        (folded((8,), 1), 20),
-        (folded((2, 6, 6), 1), 21),
-        (folded((2, 6, 6), 3), 35),
-        (cases["points published"], 23),
-        (cases["rescale published"], 34),
-        (cases["stages published 0.0"], 72),
-        (cases["banded_form (3, 1)"], 34),
-    ]
-    for recipe, most in typical:
-        kinds = node_kinds(recipe)
-        assert not set(kinds) & {"If", "Loop", "Scan", "Shape", "DFT", "Identity"}
-        assert len(kinds) <= most, (len(kinds), kinds)
-
-
 # -- whole networks ---------------------------------------------------------------------------------
 
 
