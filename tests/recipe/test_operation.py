@@ -38,3 +38,11 @@ def test_a_runtime_refuses_operations_that_it_lacks() -> None:
     run.check(point.Divide(("v", "tau", "m"), ("y",), scale=1.0), "run", "")
     with pytest.raises(ConformalError, match=r"operations supported by lists, got slice\. Fold"):
         run.check(layer.Slice(("x",), ("y",), axis=0, start=0, stop=1), "run", "Fold.")
+
+
+@pytest.mark.parametrize(("kind", "count"), [(point.Normalize, 1), (point.Rescale, 3)])
+def test_other_numbers_of_inputs_are_refused(kind: type[Operation], count: int) -> None:
+    names = tuple("zmτu")
+    kind(names[:count], ()).shapes([(4,), *[()] * (count - 1)], {}.__getitem__)
+    with pytest.raises(ValueError, match=r"expected 1|not z, m and τ"):
+        kind(names[: count + 1], ()).shapes([(4,), *[()] * count], {}.__getitem__)

@@ -35,8 +35,9 @@ class Normalize(Operation):
     offset: float = 0.0
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        (x,) = inputs
         expect(0 <= self.offset < math.inf, f"an offset of {self.offset}")
-        return (inputs[0], SCALAR, SCALAR)
+        return (x, SCALAR, SCALAR)
 
 
 @operation("sum_squares")
@@ -60,6 +61,7 @@ class Rescale(Operation):
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect_scalars(inputs[1:])
+        expect(len(inputs) == 3, "not z, m and τ")
         return (inputs[0], SCALAR, SCALAR, SCALAR)
 
 
