@@ -146,7 +146,8 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.running_mean.normal_(0, 0.5, generator=generator)
                 module.running_var.uniform_(0.3, 2, generator=generator)
-                if module.affine:
+                if module.weight is not None:
                     module.weight.uniform_(0.5, 1.5, generator=generator)
+                if module.bias is not None:
                     module.bias.normal_(0, 0.5, generator=generator)
     return model.eval()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-import conformallayers as cl
 
 Function = Callable[[Tensor], Tensor]
 
@@ -154,57 +151,6 @@ CNNS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (UNet, (3, 8, 8)),
     "signal": (signal_net, (2, 24)),
 }
-
-
-class _Skip(nn.Module):
-    """Add or concatenate the maps before a block and behind it."""
-
-    def __init__(self, block: nn.Module, join: str) -> None:
-        super().__init__()
-        self.block, self.join = block, join
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.join == "sum":
-            return x + self.block(x)
-        return torch.cat([self.block(x), x], dim=1)
-
-
-def random_cnn(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
-    """Draw a small CNN of one to three spatial axes, and the shape of its samples."""
-    draw = random.Random(seed)
-    n = draw.randint(1, 3)
-    channels = draw.randint(1, 3)
-    shape = (channels, *(draw.randint(6, 8) for _ in range(n)))
-
-    def conv(before: int, after: int, stride: int = 1) -> nn.Module:
-        bias = draw.random() < 0.5
-        return getattr(nn, f"Conv{n}d")(before, after, 3, stride, 1, bias=bias)
-
-    def rectifier() -> nn.Module:
-        return draw.choice([nn.ReLU(draw.random() < 0.5), nn.LeakyReLU(0.3), nn.PReLU(), cl.Abs()])
-
-    def block(before: int, after: int, stride: int = 1) -> nn.Sequential:
-        layers = [conv(before, after, stride), rectifier()]
-        if draw.random() < 0.5:
-            layers.insert(1, getattr(nn, f"BatchNorm{n}d")(after))
-        return nn.Sequential(*layers)
-
-    layers: list[nn.Module] = []
-    for _ in range(draw.randint(2, 3)):
-        after = draw.randint(2, 4)
-        kind = draw.choice(["plain", "strided", "sum", "concatenate", "pool"])
-        layers.append(block(channels, after, 2 if kind == "strided" else 1))
-        channels = after
-        if kind in ("sum", "concatenate"):
-            layers.append(_Skip(block(channels, channels), kind))
-            channels *= 2 if kind == "concatenate" else 1
-        if kind == "pool":
-            name, first = draw.choice([("MaxPool", ()), ("AvgPool", ()), ("LPPool", (2,))])
-            layers.append(getattr(nn, f"{name}{n}d")(*first, 2))
-    if draw.random() < 0.7:
-        pool = getattr(nn, f"AdaptiveAvgPool{n}d")(1)
-        layers += [pool, nn.Flatten(), nn.Linear(channels, 3), nn.Tanh()]
-    return nn.Sequential(*layers), shape
 
 
 class OnPoints(nn.Module):

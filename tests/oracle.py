@@ -174,8 +174,8 @@ def _branches(module: Any) -> list[nn.Module]:
         stops = list(accumulate(module.sizes))
         slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
         return [nn.Sequential(*pair) for pair in zip(slices, module.groups, strict=True)]
-    if isinstance(module, Traced):  # a(x) + b(x) or torch.cat([a(x), b(x)], 1)
-        return [module.body.get_submodule(name) for name in "ab"]
+    if isinstance(module, Traced):  # a models.Join
+        return [*module.body.get_submodule("branches").children()]
     return [module.shortcut, module.body] if isinstance(module, Residual) else [*module.branches]
 
 

@@ -24,11 +24,11 @@ from cnns import (
     UNet,
     embedded,
     expected_of,
-    random_cnn,
     replaced,
     signal_net,
     vgg,
 )
+from models import Generator
 from oracle import oracle, randomise, relative_error
 from support import TOLERANCES, assert_says, samples
 
@@ -81,8 +81,7 @@ def test_a_resnet_of_functions() -> None:
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.sampled(2)
 def test_random_cnns(seed: int) -> None:
-    model, shape = random_cnn(seed)
-    randomise(model, seed)
+    model, shape = Generator(seed).plain(rectifiers=True)
     whole = cl.convert(model, shape, keep="none")
     for keep in ("all", "pooling", "none", replaced(whole)[::2]):
         twin, x = twin_of(copy.deepcopy(model), shape, keep=keep)

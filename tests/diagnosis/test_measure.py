@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.diagnosis.measure import Measurement, PartHealth
+from models import EMBEDDINGS, Generator
 from oracle import exact_output, randomise
-from staged import EMBEDDINGS, Draw
 from support import both_forms
 
 SHAPE = (2, 8, 8)
@@ -90,7 +90,7 @@ def test_outputs_are_those_of_the_model() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_outputs_of_random_networks_are_those_of_the_oracle(seed: int) -> None:
-    model, shape = Draw(seed).network(**EMBEDDINGS[seed % len(EMBEDDINGS)])
+    model, shape = Generator(seed).staged(**EMBEDDINGS[seed % len(EMBEDDINGS)])
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.num_batches_tracked.fill_(1000)  # settled, so that the running statistics count

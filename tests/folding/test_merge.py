@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from conformallayers.folding.merge import merge
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from plain import PlainDraw, Scale, Sum
+from models import Generator, Join, Scale
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 # The network, and how many convolutions and additions of its fold are left.
@@ -141,10 +141,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_graphs_keep_their_numbers_and_cost_no_more(seed: int) -> None:
-    draw = PlainDraw(seed)
-    model = draw.network().double()
-    x = torch.randn(2, *draw.shape, dtype=torch.float64)
-    folded, single = cl.fold(model, draw.shape), cl.fold(model, draw.shape, dtype=torch.float32)
+    model, shape = Generator(seed).plain()
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    folded, single = cl.fold(model, shape), cl.fold(model, shape, dtype=torch.float32)
     with torch.no_grad():
         expected = model(x)
         assert relative_error(folded(x), expected) < 1e-10
@@ -159,13 +158,10 @@ def test_random_graphs_keep_their_numbers_and_cost_no_more(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
-@example(13575)
 def test_other_sizes_give_the_numbers_of_the_model_or_are_refused(seed: int) -> None:
-    draw = PlainDraw(seed)
-    model = draw.network().double()
-    folded = cl.fold(model, draw.shape)
-    shape = (draw.shape[0], *(n + 3 for n in draw.shape[1:]))
-    x = torch.randn(2, *shape, dtype=torch.float64)
+    model, shape = Generator(seed).plain()
+    folded = cl.fold(model, shape)
+    x = torch.randn(2, shape[0], *(n + 3 for n in shape[1:]), dtype=torch.float64)
     takes, expected = "other spatial sizes" in str(folded.explain()), None
     with torch.no_grad(), contextlib.suppress(RuntimeError):  # a linear layer of another size
         expected = model(x)
@@ -204,14 +200,14 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
     "an unpadded window takes it": ([norm(4), conv(4, 4, 3)], ["conv"]),
     "expanded": ([conv(4, 16), norm(16), conv(16, 4, 3), norm(4), conv(4, 4)], ["conv"]),
     "factors of a sum": (
-        [Sum([conv(4, 4, 3, padding=1), nn.Sequential(nn.ReLU(), conv(4, 4))]), norm(4)],
+        [Join([conv(4, 4, 3, padding=1), nn.Sequential(nn.ReLU(), conv(4, 4))]), norm(4)],
         ["elementwise", "conv", "conv", "add"],
     ),
     "layer scale": ([conv(4, 4), Scale(4, 2, shift=True), nn.ReLU()], ["conv", "elementwise"]),
     "identities beside a branch": (
         [
             nn.ReLU(),
-            Sum(
+            Join(
                 [
                     nn.Identity(),
                     nn.Sequential(conv(4, 4), nn.AvgPool2d(3, 1, 1)),
@@ -221,13 +217,13 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         ],
         ["elementwise", "conv", "avg_pool", "add"],
     ),
-    "twice the identity": ([Sum([nn.Identity(), nn.Identity()])], ["add"]),
+    "twice the identity": ([Join([nn.Identity(), nn.Identity()])], ["add"]),
     "nothing": ([nn.Identity(), nn.Dropout()], []),
     "transposed": (
         [conv(4, 6), nn.ConvTranspose2d(6, 2, 2, 2), norm(2), conv(2, 2)],
         ["conv_transpose", "add_constant"],
     ),
-    "dense beside depthwise": ([Sum([conv(4, 4, 3, groups=4), conv(4, 4, 3)])], ["conv"]),
+    "dense beside depthwise": ([Join([conv(4, 4, 3, groups=4), conv(4, 4, 3)])], ["conv"]),
     "a pool": ([half, norm(4), nn.ReLU()], ["avg_pool", "multiply", "add_constant", "elementwise"]),
 }
 

@@ -16,9 +16,9 @@ from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Join
 from conformallayers.recipe.layer_operations import AddConstant, Conv
 from conformallayers.recipe.point_operations import Divide, Normalize, Rebase, SumSquares
+from models import EMBEDDINGS, Generator
 from nets import net
 from oracle import exact, oracle, randomise, relative_error
-from staged import EMBEDDINGS, Draw, scaled_down
 from support import DTYPES, TOLERANCES, operations, samples
 
 
@@ -94,10 +94,9 @@ def test_a_head_joins_the_last_stage_or_follows_it(length: int, end: list[str]) 
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.sampled(3)
 def test_folds_of_random_staged_networks(seed: int) -> None:
-    model, shape = Draw(seed + 100).network(**EMBEDDINGS[seed // 2 % 4])
+    model, shape = Generator(seed + 100).staged(**EMBEDDINGS[seed // 2 % 4])
     dtype = DTYPES[seed % 2]
-    model = scaled_down(model).to(dtype)
-    model.train()
+    model = model.to(dtype).train()
     model(samples(shape, dtype, 4, seed))  # a norm for spectral activations
     model.eval()
     x = samples(shape, dtype, 3, seed) * torch.tensor([1.0, 1e-2, 0.0], dtype=dtype).view(

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from random import Random
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ import conformallayers as cl
 from cases import HOMOGENEOUS_CASES, LINEAR_CASES
 from conformallayers.nn import bounds
 from conformallayers.nn.supported import BATCH_NORMS
+from models import Generator
 from oracle import bound_of as oracle_bound
 from oracle import matrix_of
-from soak.generator import Generator
 
 WIDE = [torch.float64, torch.float32]
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}
@@ -44,10 +43,10 @@ def checked(module, shape):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_layers_are_bounded_as_by_the_oracle(seed):
-    generator = Generator(Random(seed))
-    shape = generator._shape()
+    generator = Generator(seed)
+    shape = generator.shape()
     maps = seed % 3 == 0 and len(shape) in (2, 3, 4)
-    layer = generator._layer(shape, HOMOGENEOUS_CASES if maps else LINEAR_CASES).double()
+    layer = generator.layer(shape, HOMOGENEOUS_CASES if maps else LINEAR_CASES).double()
     layer.requires_grad_(False)
     bound = bound_of(layer, shape)
     assert bound == pytest.approx(float(oracle_bound(layer, shape)), rel=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from random import Random
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 import conformallayers as cl
+from models import Generator
 from oracle import exact, gradient_error, oracle, randomise, relative_error
-from soak.generator import Generator
 from support import DTYPES, TOLERANCES, samples
 
 SHAPE = (2, 5, 4)
@@ -20,8 +19,8 @@ SHAPE = (2, 5, 4)
 
 def made(seed: int, dtype: torch.dtype = torch.float64) -> cl.ConformalLayers:
     """Draw nested branches with and without biases, maps and activations between layers."""
-    generator = Generator(Random(seed))
-    parts = [generator._branch(SHAPE, seed % 3 / 5), generator._activation()]
+    generator = Generator(seed)
+    parts = [generator.branch(SHAPE, seed % 3 / 5), generator.activation()]
     model = cl.ConformalLayers(cl.Conv2d(2, 2, 3, padding=1), *parts)
     return randomise(model, seed).to(dtype)  # type: ignore[return-value]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import conformallayers as cl
 from cases import HOMOGENEOUS_CASES, Case
 from conformallayers.nn.registry import _SPECS
+from models import EMBEDDINGS, Generator
 from oracle import bound_of, exact, gradient_error, oracle, randomise, relative_error
-from staged import EMBEDDINGS, Draw, scaled_down
 from support import DTYPES, TOLERANCES, assert_says, samples
 
 GRADIENTS = {torch.float64: 1e-10, torch.float32: 2e-4}
@@ -98,10 +98,9 @@ def test_every_map_and_every_option_has_a_case() -> None:
 @pytest.mark.parametrize("seed", range(32))
 @pytest.mark.sampled(2)
 def test_random_staged_networks(seed: int) -> None:
-    model, shape = Draw(seed).network(**EMBEDDINGS[seed // 2 % 4])
+    model, shape = Generator(seed).staged(**EMBEDDINGS[seed // 2 % 4])
     dtype = DTYPES[seed % 2]
-    model = scaled_down(model).to(dtype)
-    check(model, samples(shape, dtype, 4, seed))
+    check(model.to(dtype), samples(shape, dtype, 4, seed))
 
 
 def test_a_norm_pool_has_gradient_zero_where_a_window_is_zero() -> None:

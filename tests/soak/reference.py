@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from conformallayers.container import ConformalLayers
 from conformallayers.folding.fold import TOLERANCES
 from oracle import Run, run_conformal
+from soak.case import Case
 
 _SEEDS = 1, 2, 3  # of the runs with noise
 _SLACK = 12.0  # how many times the loss of the layers themselves a path may lose
@@ -21,7 +22,7 @@ class Reference:
 
     The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
     the oracle multiply every value of every feature map by 1 ± eps, and torch runs the layers around a
-    ConformalLayers in the dtype. Where layers cancel, no arithmetic in that dtype can do better. Not compared
+    ConformalLayers, and plain models, in the dtype. Where layers cancel, no arithmetic in that dtype can do better. Not compared
     are samples of which rounding leaves no digit, and those whose output, or the output of a part, has values that the
     dtype cannot hold.
     """
@@ -45,6 +46,13 @@ class Reference:
         self.held = (self.size == 0) | (_SLACK * noise < 0.1 * self.size)
         for norm in parts:
             self.held &= ((norm == 0) | (norm > self.floor / info.eps)) & (norm < info.max / 16)
+
+    def check(self, case: Case, path: str, y: Tensor, extra: float = 0.0) -> None:
+        """Note how far the result of a path is off."""
+        case.counts["comparisons"] += 1
+        fault = self.error(y, extra)
+        if fault:
+            case.find(f"{path}: {fault}")
 
     def error(self, y: Tensor, extra: float = 0.0) -> str | None:
         """Say how far a result is off, or None if it is right; ``extra`` adds to the relative tolerance."""
@@ -74,7 +82,11 @@ def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list
             x = _run(child, x, run, dtype, parts)
         return x
     else:
-        x = run.shake(copy.deepcopy(module).to(dtype)(x.to(dtype)).double())
+        twin = copy.deepcopy(module).to(dtype)
+        for layer in twin.modules():
+            if not any(layer.children()):
+                layer.register_forward_hook(lambda _, inputs, y: run.shake(y))
+        x = run.shake(twin(x.to(dtype)).double())
     parts.append(_norms(x))
     return x
 

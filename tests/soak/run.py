@@ -11,16 +11,15 @@ from multiprocessing import get_context
 
 import torch
 
-from soak import files, integers, nets, plain, runtimes, stale
+from soak import expansion, files, networks, runtimes, stale
 from soak.case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
-    "nets": nets.attack,
-    "plain": plain.attack,
+    "networks": networks.attack,
+    "expansion": expansion.attack,
     "files": files.attack,
     "stale": stale.attack,
     "runtimes": runtimes.attack,
-    "integers": integers.attack,
 }
 
 

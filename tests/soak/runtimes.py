@@ -1,11 +1,7 @@
-"""Attack runtimes: one fold in torch, numpy, ONNX Runtime and C, from its file, against the oracle."""
+"""Attack runtimes: one fold, in floats and in int8, in torch, numpy, ONNX Runtime, JavaScript and C under sanitizers."""
 
 from __future__ import annotations
 
-import ctypes
-import math
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,103 +10,128 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+import conformallayers as cl
 from conformallayers import numpy as numpy_runtime
-from conformallayers.errors import ConformalError
-from conformallayers.folding.fold import fold
-from conformallayers.folding.folded import Folded
-from conformallayers.folding.save import load, save
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.c.export import export_c
+from conformallayers.recipe import integer_operations
+from conformallayers.recipe.integer_operations import keeps_integers
+from conformallayers.recipe.layer_operations import AddConstant
 from conformallayers.recipe.onnx.export import LIMITS, open_session
+from conformallayers.recipe.operation import Operation
+from models import Generator, odd_samples
+from node import NODE, document_of, outputs
+from programs import COMPILER, FLAGS, SANITIZED, run_program
 from soak.case import Case
-from soak.generator import Generator, samples
 from soak.reference import Reference
 
-Run = Callable[[Tensor], Tensor]
-COMPILER = shutil.which("cc")
-_C_LIMIT = 1e-5  # see docs/deploy.md
+Runtime = Callable[[cl.Folded, Path, Tensor], Tensor]
+_LIMIT = 1e-5  # of C in float32, see docs/deploy.md; of functions of floats in an int8 network
 
 
 def attack(case: Case) -> None:
-    """Fold a random network, save it, and run the file in every runtime."""
-    model, shape, large = Generator(case.rng, portable=True).any_network()
+    """Fold a random network, save it, and run the file in every runtime; then the same in int8."""
+    model, shape = Generator(case.rng).any()
     dtype = case.rng.choice((torch.float32, torch.float32, torch.float64))
-    strategy = "layers" if large else case.rng.choice(("auto", *STRATEGIES))
+    strategy = case.rng.choice(("auto", *STRATEGIES))
     model = model.to(dtype)
-    x = samples(case.rng, shape, dtype, batch=2 if large else 7)
+    x = odd_samples(case.rng, shape, dtype)
     case.subject = f"{strategy} {dtype} {shape} {model}"
     try:
-        folded = fold(model, shape, strategy=strategy, dtype=dtype)
-    except ConformalError:
-        case.counts["strategies that do not apply"] += 1
-        folded = fold(model, shape, strategy="layers", dtype=dtype)
-    case.counts["folds"] += 1
+        folded = cl.fold(model, shape, strategy=strategy, dtype=dtype)
+    except cl.ConformalError:
+        folded = cl.fold(model, shape, strategy="layers", dtype=dtype)
+    if any(operation.kind == "call" for operation in folded.recipe.operations):
+        case.counts["folds that only torch runs"] += 1
+        return
     expected = Reference(model, x, dtype)
-    for runtime, y in outputs(case, folded, x, compiles=dtype == torch.float32 and not large):
-        extra = {"ONNX Runtime": LIMITS[dtype], "C": _C_LIMIT}.get(runtime, 0.0)
-        fault = expected.error(y, extra)
-        if fault:
-            case.find(f"{folded.strategy} in {runtime}: {fault}")
+    for runtime, y in _outputs(case, folded, x):
+        extra = {"ONNX Runtime": LIMITS[dtype]}.get(runtime, _LIMIT if "C" in runtime else 0.0)
+        expected.check(case, f"{folded.strategy} in {runtime}", y, extra)
+    if dtype == torch.float32:
+        _attack_integers(case, folded, x)
 
 
-def outputs(
-    case: Case, folded: Folded, x: Tensor, compiles: bool = True
-) -> Iterator[tuple[str, Tensor]]:
-    """Save a fold, and yield each runtime that takes it with its outputs."""
-    runtimes: dict[str, Callable[[Folded, Path], Run]] = {"torch": _torch, "numpy": _numpy}
-    if find_spec("onnxruntime") is not None:
-        runtimes["ONNX Runtime"] = _onnx
-    if COMPILER is not None and compiles:
-        runtimes["C"] = _c
-    with TemporaryDirectory() as name:
-        for runtime, build in runtimes.items():
+def _attack_integers(case: Case, folded: cl.Folded, x: Tensor) -> None:
+    """Quantise a fold by other samples, and expect the same bits everywhere."""
+    try:
+        folded = cl.quantize(folded, odd_samples(case.rng, folded.input_shape, torch.float32))
+    except cl.ConformalError:
+        case.counts["folds that int8 lacks"] += 1
+        return
+    with torch.no_grad():
+        expected = folded(x)
+    # Functions of floats behind the integers, such as tanh, round by the runtime.
+    limit = 0.0 if all(map(_rounds_alike, folded.recipe.operations)) else _LIMIT
+    limit *= float(expected.nan_to_num().abs().max())
+    for runtime, y in _outputs(case, folded, x):
+        same = (y == expected) | (y.isnan() & expected.isnan()) | ((y - expected).abs() <= limit)
+        if not same.all():
+            count, worst = int((~same).sum()), (y - expected).abs().max()
+            case.find(f"int8 in {runtime}: {count} outputs differ by up to {worst:.3g}")
+
+
+def _rounds_alike(operation: Operation) -> bool:
+    """Tell whether all runtimes round an operation in the same way."""
+    whole = type(operation).__module__ == integer_operations.__name__
+    return whole or keeps_integers(operation) or isinstance(operation, AddConstant)
+
+
+def _outputs(case: Case, folded: cl.Folded, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield each runtime that takes a fold, with its outputs."""
+    for name, runtime in RUNTIMES.items():
+        if name.startswith("C") and folded.dtype != torch.float32:
+            continue
+        with TemporaryDirectory() as folder, torch.no_grad():
+            cl.save(folded, Path(folder, "net.safetensors"))
             try:
-                run = build(folded, Path(name))
-            except ConformalError as error:
-                if runtime in ("torch", "numpy"):
-                    case.find(f"{runtime} refuses: {error}")
-                case.counts[f"{runtime}: refused by name"] += 1
+                y = runtime(folded, Path(folder), x)
+            except cl.ConformalError as error:
+                if name in ("torch", "numpy"):
+                    case.find(f"{name} refuses: {error}")
+                case.counts[f"{name}: refused by name"] += 1
                 continue
-            case.counts[f"{runtime}: runs"] += 1
-            with torch.no_grad():
-                yield runtime, run(x)
+        case.counts[f"{name}: runs"] += 1
+        yield name, y
 
 
 def missing() -> list[str]:
     """Return the runtimes that this machine lacks."""
-    found = [] if find_spec("onnxruntime") is not None else ["ONNX Runtime: install the extra onnx"]
-    return found if COMPILER is not None else [*found, "C: there is no compiler cc"]
+    return [name for name in ("ONNX Runtime", "JavaScript", "C for speed") if name not in RUNTIMES]
 
 
-def _torch(folded: Folded, folder: Path) -> Run:
-    save(folded, folder / "net.safetensors")
-    return load(folder / "net.safetensors")
+def _torch(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
+    y: Tensor = cl.load(folder / "net.safetensors")(x)
+    return y
 
 
-def _numpy(folded: Folded, folder: Path) -> Run:
-    network = numpy_runtime.load(folder / "net.safetensors")
-    return lambda x: torch.from_numpy(network(x.numpy()))
+def _numpy(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
+    return torch.from_numpy(numpy_runtime.load(folder / "net.safetensors")(x.numpy()))
 
 
-def _onnx(folded: Folded, folder: Path) -> Run:
+def _onnx(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
     # Not by export_onnx, which refuses a file that disagrees with torch: that would hide a fault.
-    run = open_session(folded, threads=1)
-    return lambda x: torch.from_numpy(run(x.numpy()))
+    return torch.from_numpy(open_session(folded, threads=1)(x.numpy()))
 
 
-def _c(folded: Folded, folder: Path) -> Run:
-    made = export_c(folded, folder)  # what it does not refuse must compile
-    library = folder / "net.so"
-    flags = ("-std=c99", "-O2", "-fPIC", "-shared", "-o", str(library))
-    subprocess.run([str(COMPILER), *flags, str(made.source), "-lm"], check=True)
-    predict = getattr(ctypes.CDLL(str(library)), f"{made.name}_predict_with")
-    work = torch.empty(made.work_bytes // 4)
+def _javascript(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
+    return outputs(folder, [(document_of(folded.recipe, folded.dtype), x)])[0]
 
-    def run(x: Tensor) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty(len(x), math.prod(folded.output_shape))
-        for image, scores in zip(x, y, strict=True):
-            predict(*(ctypes.c_void_p(a.data_ptr()) for a in (image, scores, work)))
+
+def _c(optimize: str) -> Runtime:
+    def run(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
+        made = cl.export_c(
+            folded, folder, optimize=optimize
+        )  # what it does not refuse must compile
+        ((_, y),) = run_program(folder, [made], [x], [str(COMPILER), *FLAGS, *SANITIZED])
         return y.view(len(x), *folded.output_shape)
 
     return run
+
+
+RUNTIMES: dict[str, Runtime] = {"torch": _torch, "numpy": _numpy}
+if find_spec("onnxruntime") is not None:
+    RUNTIMES["ONNX Runtime"] = _onnx
+if NODE is not None:
+    RUNTIMES["JavaScript"] = _javascript
+if COMPILER is not None:
+    RUNTIMES |= {f"C for {aim}": _c(aim) for aim in ("speed", "size")}

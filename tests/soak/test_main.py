@@ -39,7 +39,7 @@ def first_finding(kind: str, cases: int) -> Case | None:
 
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_a_right_library_has_no_findings(kind: str) -> None:
-    found = first_finding(kind, 12 if kind == "nets" else 2)
+    found = first_finding(kind, 12 if kind == "networks" else 2)
     assert found is None, found.report
 
 
@@ -55,7 +55,8 @@ def wrong_division(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_growths(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(numpy_operations._FORMULA, "sqrt", lambda q: q**0.5 * 1.0001)
-    patch.setattr(runtimes, "COMPILER", None)
+    only = {name: runtimes.RUNTIMES[name] for name in ("torch", "numpy")}
+    patch.setattr(runtimes, "RUNTIMES", only)
 
 
 def blind_cache(patch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,7 @@ def blind_checksum(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[str, Plant, int]] = {
-    "division": ("nets", wrong_division, 6),
+    "division": ("networks", wrong_division, 6),
     "growths": ("runtimes", wrong_growths, 12),
     "cache": ("stale", blind_cache, 3),
     "checksum": ("files", blind_checksum, 20),
@@ -106,11 +107,11 @@ def test_two_processes_share_the_cases() -> None:
 
 
 def test_an_exception_is_a_finding() -> None:
-    case = Case("nets", 1, 0)
+    case = Case("networks", 1, 0)
 
     def attack(case: Case) -> None:
         raise KeyError("t")
 
     case.run(attack)
     assert "KeyError" in case.findings[0]
-    assert case.report.splitlines()[0].endswith("--seed 1 --case 0 --only nets")
+    assert case.report.splitlines()[0].endswith("--seed 1 --case 0 --only networks")
