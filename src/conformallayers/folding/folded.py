@@ -59,6 +59,9 @@ _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == lay
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:
     """Raise ValueError for an operation that is exact for samples of the shape before only."""
     fixed = isinstance(op, layer.Reshape) or (isinstance(op, layer.Slice) and op.axis > 0)
+    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
+        # An axis that keeps its size may do so for every size: output_size=(None, 2).
+        fixed = any(n == kept for n, kept in zip(op.size, before[1:], strict=True))
     known = isinstance(op, _ANY_SIZE) and not (fixed and before != given)
     expect(known, f"{op.kind} reads samples of shape {shape_text(before)}")
 
@@ -67,7 +70,9 @@ def _run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
     """Run a recipe on samples of another size; raise ValueError for an operation that is exact for one only."""
     shapes, values = recipe.shapes(), {INPUT: x}
     for op, dropped in zip(recipe.operations, recipe.last_uses(), strict=True):
-        given = [tuple(values[name].shape[1:]) for name in op.inputs]
+        tensors = [values[name] for name in op.inputs]
+        expect(all(isinstance(value, Tensor) for value in tensors), f"{op.kind} reads a size")
+        given = [tuple(value.shape[1:]) for value in tensors]
         _check_size(op, shapes[op.inputs[0]], given[0])
         op.shapes(given, recipe.constant_shape)
         RUN.step(op, holder, values)
