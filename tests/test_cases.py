@@ -19,8 +19,6 @@ from conformallayers.nn.supported import BATCH_NORMS
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-
 BATCH = 3
 GRADIENTS = {torch.float64: 1e-11, torch.float32: 1e-4}
 FORMS = {"published": (False, False), "projective": (True, True), "mixed": (False, True)}

@@ -49,3 +49,10 @@ def test_every_tool_of_make_is_pinned() -> None:
     for extra in ("dev", "experiments", "onnx", "docs"):
         names = {re.split(r"[>=\[]", one)[0] for one in extras[extra]}
         assert names <= pinned, names - pinned
+
+
+def test_quick_tests_exist() -> None:
+    text = re.search(r"^QUICK := \$\(addprefix tests/,(.*?)\)", MAKEFILE, re.M | re.S)
+    assert text is not None
+    for name in text[1].replace("\\", "").split():
+        assert (ROOT / "tests" / name).exists(), name
