@@ -1,17 +1,31 @@
-"""torch.compile and torch.export of models and folds: one graph, any batch size, the numbers of eager mode."""
+"""torch.compile, torch.export and AOTInductor of models and folds: one graph, any batch size, the numbers of eager mode."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from nets import SHAPE, circular_net, net
+import conformallayers as cl
+from nets import NETS, SHAPE, circular_net, net
+from nets import folds as folds_of
 from oracle import exact, exact_output, gradient_error, oracle, relative_error
 from support import folds, samples
+
+BATCHES = 1, 4, 64
+compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+# torch's own compiler warns about itself.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:The .grad attribute",
+    "ignore:Dynamo detected a call",
+)
 
 
 def inputs(batch: int = 5, seed: int = 0) -> Tensor:
@@ -27,16 +41,6 @@ def dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# torch's own compiler warns about itself.
-compiles = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-    "ignore:The .grad attribute",
-    "ignore:Dynamo detected a call",
-)
-
-
-@compiles
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("build", [lambda: circular_net("learned"), lambda: net("stages")[0]])
@@ -56,9 +60,8 @@ def test_compiled_training_with_gradients(build: Callable[[], nn.Module]) -> Non
     assert not counters["graph_break"]
 
 
-@compiles
-@pytest.mark.usefixtures("dynamo")
 @pytest.mark.slow
+@pytest.mark.usefixtures("dynamo")
 def test_compiled_training_advances_spectral_norms() -> None:
     model, plain = circular_net("spectral"), circular_net("spectral")
     compiled = torch.compile(model, backend="aot_eager")
@@ -69,7 +72,6 @@ def test_compiled_training_advances_spectral_norms() -> None:
         assert model[1].norm > 0
 
 
-@compiles
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_folds_do_not_recompile_over_batch_sizes() -> None:
@@ -87,7 +89,6 @@ def test_compiled_folds_do_not_recompile_over_batch_sizes() -> None:
         assert counters["stats"]["unique_graphs"] == 1, name
 
 
-@compiles
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_inductor_trains_and_runs_folds() -> None:
@@ -97,3 +98,71 @@ def test_inductor_trains_and_runs_folds() -> None:
     assert relative_error(y, exact_output(model, x)) <= 5e-6
     for folded in folds(model, SHAPE).values():
         assert relative_error(torch.compile(folded, fullgraph=True)(x), y) <= 1e-5
+
+
+def exported(folded: cl.Folded, *, strict: bool = False) -> torch.export.ExportedProgram:
+    """Export for any batch size; chunks must not be frozen."""
+    folded.chunk_size = 1
+    shapes = {"x": {0: torch.export.Dim("batch")}}
+    x = samples(SHAPE, folded.dtype, 3)
+    return torch.export.export(folded, (x,), dynamic_shapes=shapes, strict=strict)
+
+
+def agree(run: nn.Module, folded: cl.Folded, limit: float) -> None:
+    for batch in BATCHES:
+        x = samples(SHAPE, folded.dtype, batch, seed=3)
+        assert relative_error(run(x), folded(x)) <= limit
+    x[0, 0, 0, 0], x[1] = float("nan"), 0
+    x[2] *= 1e-12
+    x[3] *= 1e11
+    actual, expected = run(x), folded(x)
+    assert relative_error(actual[1:4], expected[1:4]) <= limit
+    assert torch.equal(actual[0].isnan(), expected[0].isnan())
+    assert expected[0].isnan().all()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.sampled(8)
+def test_every_network_exports(name: str, strict: bool) -> None:
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-11)):
+        for folded in folds_of(name, dtype):
+            agree(exported(folded, strict=strict).module(), folded, limit)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler is None, reason="AOTInductor needs a C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("MLP head", "dense"), ("unpadded", "conv"), ("biases", "dense")]
+)
+def test_aot_inductor_compiles_folds(name: str, strategy: str, tmp_path: Path) -> None:
+    folded = cl.fold(net(name), SHAPE, strategy=strategy)
+    path = str(tmp_path / "net.pt2")
+    package = torch._inductor.aoti_compile_and_package(exported(folded), package_path=path)
+    agree(torch._inductor.aoti_load_package(package), folded, 1e-6)
+
+
+class _Block(nn.Module):
+    """A residual block that ends in a concatenation, for cl.Traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = cl.Conv2d(2, 2, 3, padding=1), cl.Conv2d(2, 2, 3, padding=1)
+        self.activation = cl.ReSPro(projective=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.second(self.activation(self.first(x)))
+        return torch.cat([y + y, x], 1).flatten(1)
+
+
+@pytest.mark.slow
+def test_traced_modules_export_strictly_and_compile_as_one_graph() -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Traced(_Block()), cl.ReSPro())
+    x = torch.rand(3, 1, 6, 6)
+    folded = cl.fold(model, (1, 6, 6), strategy="layers")
+    program = torch.export.export(folded, (x,), strict=True)
+    assert relative_error(program.module()(x), folded(x)) < 1e-6
+    for network in (folded, model.train()):
+        compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+        assert relative_error(compiled(x), network(x)) < 1e-6
