@@ -14,7 +14,6 @@ import conformallayers as cl
 from conformallayers import numpy as numpy_runtime
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe import integer_operations
-from conformallayers.recipe.integer_operations import keeps_integers
 from conformallayers.recipe.layer_operations import AddConstant
 from conformallayers.recipe.onnx.export import LIMITS, open_session
 from conformallayers.recipe.operation import Operation
@@ -73,7 +72,7 @@ def _attack_integers(case: Case, folded: cl.Folded, x: Tensor) -> None:
 def _rounds_alike(operation: Operation) -> bool:
     """Tell whether all runtimes round an operation in the same way."""
     whole = type(operation).__module__ == integer_operations.__name__
-    return whole or keeps_integers(operation) or isinstance(operation, AddConstant)
+    return whole or operation.keeps_integers or isinstance(operation, AddConstant)
 
 
 def _outputs(case: Case, folded: cl.Folded, x: Tensor) -> Iterator[tuple[str, Tensor]]:
