@@ -1,8 +1,10 @@
-"""Derivatives, odd inputs and great depth, against the oracle."""
+"""Derivatives, odd inputs, numbers far from 1 and great depth, against the oracle."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import conformallayers as cl
-from oracle import exact, gradient_error, oracle, randomise, relative_error
+from conformallayers import functional
+from conformallayers.folding.strategies import STRATEGIES
+from oracle import exact, exact_output, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
 
 
@@ -117,27 +121,171 @@ def test_empty_batch(dtype: torch.dtype) -> None:
         assert gradient.shape == x.shape
 
 
-def deep(projective: bool, dtype: torch.dtype) -> cl.ConformalLayers:
-    modules: list[nn.Module] = []
-    for _ in range(100):
-        modules += [cl.Conv1d(4, 4, 3, padding=1), cl.ReSPro(projective=projective)]
-    return randomise(cl.ConformalLayers(*modules)).to(dtype)
+SHAPE = (4,)
+# The layers keep the norm, so that the balanced scaling alone would double z, or more, at each.
+DEEP: dict[str, tuple[int, Callable[[], nn.Module]]] = {
+    "projective": (70, lambda: cl.ReSPro(projective=True)),
+    "published": (130, cl.ReSPro),
+    "published, small radius": (40, lambda: cl.ReSPro(0.1)),
+    "projective, small radius": (100, lambda: cl.ReSPro(0.1, projective=True)),
+    "gnomonic": (70, lambda: cl.Gnomonic(0.5)),
+    "spectral": (80, lambda: cl.ReSPro("spectral", projective=True)),
+    "published, 400": (400, lambda: cl.ReSPro(0.5)),
+}
 
 
+@pytest.fixture(params=[True, False], ids=["looking", "blind"])
+def looking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Also run as on devices and in graphs, where nobody may look at values."""
+    if not request.param:
+        monkeypatch.setattr(functional, "may_look", lambda x: False)
+    return bool(request.param)
+
+
+def orthogonal(
+    depth: int, activation: Callable[[], nn.Module], **options: Any
+) -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [cl.Linear(4, 4, **options), activation()]
+        nn.init.orthogonal_(layers[-2].weight)  # type: ignore[arg-type]
+    return cl.ConformalLayers(*layers)
+
+
+LIMITS = {torch.float64: (1e-12, 1e-9), torch.float32: (1e-5, 1e-4)}  # of values and of gradients
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DEEP)
 @pytest.mark.sampled(3)
-@both_forms
-def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
-    model = deep(projective, torch.float64)
-    x = samples((4, 6), torch.float64).requires_grad_()
-    twin = exact(model)
-    y, expected = model(x), oracle(twin, x)
-    assert relative_error(y, expected) <= 1e-12
-    weights = torch.linspace(1, 2, y.numel(), dtype=torch.float64).view(y.shape) / y.detach().norm()
-    actual = torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])
-    wanted = torch.autograd.grad((expected * weights).sum(), [x, *twin.parameters()])
-    for mine, its in zip(actual, wanted, strict=True):
-        assert gradient_error([mine], [its]) <= 1e-9
+def test_any_depth(name: str, dtype: torch.dtype) -> None:
+    model, (limit, steep) = orthogonal(*DEEP[name]).to(dtype), LIMITS[dtype]
+    x = samples(SHAPE, dtype).requires_grad_()
     with torch.no_grad():
-        assert relative_error(model.eval()(x), expected) <= 1e-12
-        for name, folded in folds(model, (4, 6)).items():
-            assert relative_error(folded(x), expected) <= 1e-12, name
+        for _ in range(3 if name == "spectral" else 0):
+            model(x)
+    y = model(x)
+    model.eval()
+    twin, wide = exact(model), x.detach().double().requires_grad_()
+    expected = oracle(twin, wide)
+    forms = () if name in ("projective, small radius", "published, 400") else ("dense",)
+    for strategy in ("auto", "layers", *forms):
+        assert relative_error(cl.fold(model, SHAPE, strategy=strategy)(x), expected) < limit
+    with torch.no_grad():
+        assert relative_error(model(x), expected) < limit
+    with cl.layer_by_layer():
+        assert relative_error(model(x), expected) < limit
+    if name != "spectral":  # whose radii have moved on
+        assert relative_error(y, expected) < limit
+        weights = samples(SHAPE, dtype)  # not y: their norms hardly change
+        actual = torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])
+        wanted = torch.autograd.grad((expected * weights).sum(), [wide, *twin.parameters()])
+        assert relative_error(actual[0], wanted[0]) < steep
+        assert gradient_error(list(actual), list(wanted)) < steep
+
+
+def test_maps_that_could_overflow_are_not_composed() -> None:
+    layers = [q for _ in range(70) for q in (cl.Conv2d(2, 2, 1), cl.ReSPro(projective=True))]
+    for layer in layers[::2]:
+        nn.init.eye_(layer.weight.view(2, 2))  # type: ignore[union-attr, operator]
+    model, shape = cl.ConformalLayers(*layers).eval(), (2, 5, 5)
+    x = samples(shape, torch.float32)
+    expected = exact_output(model, x)
+    with pytest.raises(cl.ConformalError, match="could leave the range of the dtype"):
+        cl.fold(model, shape, strategy="conv")
+    for strategy in ("auto", "banded", "layers"):
+        assert relative_error(cl.fold(model, shape, strategy=strategy)(x), expected) < 1e-5
+
+
+def test_forms_beyond_float64_are_refused_and_auto_keeps_the_layers() -> None:
+    model = orthogonal(120, lambda: cl.ReSPro(0.1, projective=True)).eval()
+    x = samples(SHAPE, torch.float32)
+    with pytest.raises(cl.ConformalError, match="could leave the range of float64"):
+        cl.fold(model, SHAPE, strategy="dense")
+    folded = cl.fold(model, SHAPE)
+    assert folded.strategy == "layers"
+    assert relative_error(folded(x), exact_output(model, x)) < 1e-4
+    with torch.no_grad():
+        assert relative_error(model(x), exact_output(model, x)) < 1e-4
+
+
+BIASED: dict[str, Callable[[], nn.Module]] = {
+    "zero bias": lambda: cl.ConformalLayers(
+        cl.Linear(4, 4), cl.ReSPro(1.0), cl.Linear(4, 4, bias=True), cl.ReSPro(1.0)
+    ),
+    "batch norm": lambda: cl.ConformalLayers(
+        cl.Linear(4, 4), cl.ReSPro(1.0), nn.BatchNorm1d(4), cl.ReSPro(1.0)
+    ),
+    "residual": lambda: cl.ConformalLayers(
+        cl.Residual(cl.Linear(4, 4), cl.ReSPro(1.0)), cl.ReSPro(1.0)
+    ),
+}
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6, 1e12])
+@pytest.mark.parametrize("name", BIASED)
+def test_inputs_of_all_promised_sizes_behind_a_bias(name: str, size: float) -> None:
+    torch.manual_seed(0)
+    model = BIASED[name]().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1 and name == "zero bias":
+            nn.init.zeros_(parameter)
+    x = (size * samples(SHAPE, torch.float64)).float()
+    expected = exact_output(model, x)
+    for strategy in ("layers", "dense"):
+        assert relative_error(cl.fold(model, SHAPE, strategy=strategy)(x), expected) < 1e-5
+    with cl.layer_by_layer():
+        assert relative_error(model(x), expected) < 1e-5
+
+
+def layers_on_rows() -> cl.ConformalLayers:
+    stages = cl.Linear(4, 2), cl.ReSPro(), cl.Flatten(), cl.Linear(8, 3), cl.ReSPro()
+    return cl.ConformalLayers(*stages)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Flatten(-4, -3), layers_on_rows()),
+        lambda: nn.Sequential(nn.Flatten(0, 1), layers_on_rows()),
+        lambda: nn.Sequential(cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro()), nn.Flatten(-4, -3)),
+        lambda: nn.Sequential(
+            cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro()), nn.Unflatten(-4, (-1, 2))
+        ),
+    ],
+    ids=["before", "before, from 0", "behind", "split"],
+)
+def test_a_batch_axis_that_is_merged_stays_outside(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    for strategy in ("auto", *STRATEGIES):
+        try:
+            folded = cl.fold(model, (3, 4, 4), strategy=strategy)
+        except cl.ConformalError:
+            assert strategy in ("banded", "conv")
+            continue
+        for batch in (2, 6, 1000):  # more than a piece
+            x = torch.randn(batch, 3, 4, 4)
+            with cl.layer_by_layer():
+                torch.testing.assert_close(folded(x), model(x))
+
+
+def test_trace_of_several_parts_tells_what_feeds_them() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
+            self.b = cl.ConformalLayers(cl.Residual(cl.Linear(4, 4), cl.ReSPro()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.a(x) + self.b(x)
+            return result
+
+    trace = cl.trace(Two(), (4,))
+    sources = {step.path: step.sources for step in trace.steps}
+    assert sources["a.0"] == sources["b.0.shortcut"] == sources["b.0.body.0"] == (-1,)
+    assert sources["b.0.body.1"] == (3,)
+    assert not trace.chain
