@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-
-DTYPES = [torch.float64, torch.float32]
-RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}
+from oracle import relative_error
+from support import DTYPES, TOLERANCES
 
 
 def filled(shape, condition):
@@ -82,11 +81,7 @@ def assert_same_map(matrix, module, x):
 
 
 def assert_close(actual, expected):
-    """Compare rows relative to their norms."""
-    assert tuple(actual.shape) == expected.shape
-    gap = np.linalg.norm(actual.double().numpy() - expected, axis=1)
-    size = np.linalg.norm(expected, axis=1)
-    assert (gap <= RTOL[actual.dtype] * size).all(), (gap / size).max()
+    assert relative_error(actual, torch.from_numpy(expected)) <= TOLERANCES[actual.dtype]
 
 
 CONVOLUTIONS = [
