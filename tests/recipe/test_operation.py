@@ -46,3 +46,10 @@ def test_other_numbers_of_inputs_are_refused(kind: type[Operation], count: int) 
     kind(names[:count], ()).shapes([(4,), *[()] * (count - 1)], {}.__getitem__)
     with pytest.raises(ValueError, match=r"expected 1|not z, m and τ"):
         kind(names[: count + 1], ()).shapes([(4,), *[()] * count], {}.__getitem__)
+
+
+def test_copied_pixels_pad_every_spatial_axis() -> None:
+    for mode in ("reflect", "replicate", "circular"):
+        pad = layer.Pad(("x",), ("y",), pads=((1, 1),), mode=mode)
+        with pytest.raises(ValueError, match=rf"{mode} pads \(\(1, 1\),\) of \(2, 4, 4\)"):
+            pad.shapes([(2, 4, 4)], {}.__getitem__)

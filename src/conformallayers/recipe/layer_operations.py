@@ -211,6 +211,7 @@ class Pad(Operation):
         expect(self.mode in PAD_MODES, f"no mode {self.mode!r:.60}")
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
         kept = len(x) - len(self.pads)
+        expect(self.mode == "zeros" or kept < 2, f"{self.mode} pads {self.pads} of {x}")
         found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
         expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
         for n, ends in zip(x[kept:], self.pads, strict=True):
