@@ -148,13 +148,10 @@ class RadialActivation(nn.Module):
             return torch.where(norm > 0, norm * base, fallback)
         return positive(bound)
 
-    def activate(
-        self, x: Tensor, t: Tensor, alpha: Scalar, unit: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Map a batch of points (B, ...) and their coordinates (B,); ``unit`` is the length of 1."""
-        q = squared_norm(x) / (alpha * unit) ** 2
+    def activate(self, q: Tensor, t: Tensor, alpha: Scalar) -> tuple[Tensor, Tensor]:
+        """Return the factors (B,) by which points with q = ‖p‖²/α² are multiplied, and their next t."""
         factor = self.slope / (alpha * self.step(torch.ones_like(t), t, q))
-        return scale_samples(x, factor), (t / factor).clamp_max(_LARGEST)
+        return factor, (t / factor).clamp_max(_LARGEST)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map a batch of points; alpha must be a number."""
@@ -174,7 +171,8 @@ class RadialActivation(nn.Module):
                 "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
             )
         one = input.new_ones(input.shape[0], dtype=wide_dtype(input.device))
-        return self.activate(input, one, self.alpha)[0]
+        q = squared_norm(input) / self.alpha**2
+        return scale_samples(input, self.activate(q, one, self.alpha)[0])
 
     def extra_repr(self) -> str:
         """Return alpha if it is not the default."""

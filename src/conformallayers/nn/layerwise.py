@@ -6,7 +6,7 @@ Points stay in the range of floats at any depth, where coefficients and coordina
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,21 @@ from torch import Tensor, nn
 from ..errors import refusal_at
 from ..functional import (
     Scalar,
+    at_least_float32,
+    autocasts,
     guarded_inverse,
     length,
     norm_unit,
     positive,
     scale_samples,
+    squared_norm,
     transformed,
 )
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, joined_bound
 from .power_iteration import Layer, power_step
 from .registry import branches, check_input, is_affine, modules_in, run, spec_of
+from .supported import POOLS
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,23 @@ class LinearSegment:
 
 @dataclass(frozen=True)
 class Points:
-    """A batch of points (B, ...), and their coordinates t (B,) in the wide dtype."""
+    """A batch of points ``factor · x`` (B, ...), and their coordinates t (B,), both in the wide dtype.
+
+    The factor of a sample waits for pooling, which makes the map smaller. With ``first`` it is that of the
+    embedding, and waits for all layers without a bias: the gradient of the first input is not computed then.
+    """
 
     x: Tensor
     t: Tensor
     segment: LinearSegment
+    factor: Tensor | None = None
+    first: bool = False
+
+    def scaled(self) -> Points:
+        """Return the same points without factors."""
+        if self.factor is None:
+            return self
+        return Points(scale_samples(self.x, self.factor), self.t, self.segment)
 
 
 class LayerFlow(Flow[Points]):
@@ -94,7 +110,7 @@ class LayerFlow(Flow[Points]):
         check_input(below(path, "channels.0"), *layers[0], shape)
         parts = value.x.split([part.stop - part.start for part in groups], 1)  # type: ignore[operator]
         return [
-            Points(x, value.t, value.segment.then((*layer, shape[1:])))
+            replace(value, x=x, segment=value.segment.then((*layer, shape[1:])))
             for x, layer in zip(parts, layers, strict=True)
         ]
 
@@ -102,6 +118,7 @@ class LayerFlow(Flow[Points]):
         """Add or concatenate points; the result has the coordinate of the first."""
         if len(values) == 1:
             return values[0]
+        values = [value.scaled() for value in values]
         x, t = join.merge([value.x for value in values]), values[0].t
         segments = [value.segment for value in values]
         one = all(value.t is t for value in values)  # no branch has passed an activation
@@ -110,10 +127,12 @@ class LayerFlow(Flow[Points]):
 
     def step(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run a layer, an activation or a composite."""
-        if isinstance(module, RadialActivation):
-            return self._activate(module, value)
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
+        if isinstance(module, RadialActivation):
+            return self._activate(module, value)
+        if is_affine(module) or not (value.first or isinstance(module, POOLS)):
+            value = value.scaled()
         spec, before = spec_of(path, module), value.segment
         check_input(path, module, spec, tuple(value.x.shape))
         shape, x = tuple(value.x.shape[1:]), run(module, value.x)
@@ -124,15 +143,17 @@ class LayerFlow(Flow[Points]):
             )
             raise refusal_at(path, module, expected, got, "Keep axis 0 out of the layer.")
         if not spec.homogeneous:
-            return Points(x, value.t, before.then((module, spec, shape)))
+            return replace(value, x=x, segment=before.then((module, spec, shape)))
         bound = LinearSegment(x, lambda: spec.bound(module, shape) * before.bound())
-        return Points(x, value.t, bound)
+        return replace(value, x=x, segment=bound)
 
     def _activate(self, module: RadialActivation, value: Points) -> Points:
         unit = norm_unit(value.x.shape[1:], self.rms)
         alpha = value.segment.alpha(module, self.advance, unit)
-        x, t = module.activate(value.x, value.t, alpha, unit)
-        return Points(x, t, LinearSegment(x, lambda: unit))
+        before = 1.0 if value.factor is None else value.factor
+        q = squared_norm(value.x) * (before / (alpha * unit)) ** 2
+        factor, t = module.activate(q, value.t, alpha)
+        return Points(value.x, t, LinearSegment(value.x, lambda: unit), before * factor)
 
 
 def run_layers(
@@ -151,9 +172,11 @@ def run_layers(
         input = input.clone()  # outside of inference mode a layer can save the copy
     unit = norm_unit(input.shape[1:], rms)
     t = length(input, offset * unit) / unit
-    x = scale_samples(input, guarded_inverse(t))
-    pairs = list(layers)
-    x = flow.run_chain(pairs, Points(x, t, LinearSegment(x, lambda: unit))).x
+    pairs, entry = list(layers), LinearSegment(input, lambda: unit)
+    points = Points(input, t, entry, guarded_inverse(t), first=True)
+    if autocasts(input) or at_least_float32(input.dtype) != input.dtype:
+        points = points.scaled()  # half precision has no range for what follows
+    x = flow.run_chain(pairs, points).scaled().x
     if isinstance(offset, float) and offset == 0 and any(is_affine(module) for _, module in pairs):
         dead = (t == 0).view(-1, *[1] * (x.dim() - 1))  # t = 0 switches biases off
         x = torch.where(dead, 0.0, x)

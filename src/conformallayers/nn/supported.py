@@ -57,6 +57,7 @@ class LayerSpec:
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
 NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
+POOLS = *NORM_POOLS, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
 
 
 def _keeps_statistics(module: Any) -> str | None:
