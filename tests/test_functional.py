@@ -1,6 +1,7 @@
 """The pure functions on (x, t), against numpy in float64."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,6 +34,12 @@ def wider(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def activated(activation, x, t, alpha, unit=1.0):
+    """Apply an activation to points x and their coordinates."""
+    factor, after = activation.activate(CF.squared_norm(x) / (alpha * unit) ** 2, t, alpha)
+    return CF.scale_samples(x, factor), after
+
+
 @pytest.mark.parametrize("projective", [False, True])
 @pytest.mark.parametrize("alpha", [0.3, 7.0])
 @pytest.mark.parametrize("dtype", EVERY)
@@ -55,7 +62,7 @@ def test_every_function_follows_its_formula(shape, dtype, alpha, projective):
     assert y.shape == x.shape
     assert_rows(y, rows(x) / expected[:, None], RTOL[dtype])
     # The same step of points: x stands for the pair (t·x, t).
-    y, after = cl.ReSPro(projective=projective).activate(x, t.double(), alpha)
+    y, after = activated(cl.ReSPro(projective=projective), x, t.double(), alpha)
     expected = alpha / 2 * old + old**2 * energy / (2 * alpha * (old if projective else 1.0))
     np.testing.assert_allclose(after.numpy(), expected, rtol=2e-6)
     assert y.dtype == dtype
@@ -128,8 +135,8 @@ def test_first_and_second_derivatives(shape):
         (CF.embed, (z,)),
         (CF.squared_norm, (z,)),
         (trained, (z,)),
-        (lambda *inputs: cl.Gnomonic().activate(*inputs, unit=3.0), (z, tau, rho)),
-        (lambda *inputs: cl.ReSPro().activate(*inputs), (z, tau, rho)),
+        (partial(activated, cl.Gnomonic(), unit=3.0), (z, tau, rho)),
+        (partial(activated, cl.ReSPro()), (z, tau, rho)),
         (CF.project, (z, tau)),
         (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
         (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
