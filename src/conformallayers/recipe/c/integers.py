@@ -6,8 +6,6 @@ and multiplies them by two rows of weights at once, which the DSP instructions o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
 from math import prod
 
 import numpy as np
@@ -16,12 +14,11 @@ from .. import integer_operations as integer
 from ..places import Array
 from ..recipe import INPUT
 from .constants import number
-from .kernels import Axis, Lines, is_padded, total
-from .layers import broadcast, by, each, pool
+from .kernels import Windows
+from .layers import broadcast, conv_title, conv_windows, each, pool, three
 from .points import WRITE, formula_text
 from .program import Program
 from .shapes import dense, first, last
-from .text import indented
 
 __all__ = ["WRITE"]
 _SMALL = 2**30  # numbers below it add up to 32 bits
@@ -89,44 +86,34 @@ def _quantize_point(op: integer.QuantizePoint, program: Program) -> None:
 # -- products -------------------------------------------------------------------------------------
 
 
-def _finish(op: integer.Accumulated, program: Program) -> tuple[str, list[str], list[str]]:
-    """Return how a sum {s} of a channel {c} becomes a result, and the parameters and arguments for it."""
+def _finish(op: integer.Accumulated, program: Program) -> tuple[str, str, str]:
+    """Return how a sum of the channel c becomes a result, and the parameters and arguments for it."""
     constants = program.recipe.constants
     taus = [program.scalar(name) for name in op.inputs[1:]]
-    parameters: list[str] = []
-    arguments: list[str] = []
-    found = "{s}"
+    parameters, arguments = [""], [""]
+
+    def argument(kind: str, text: str) -> str:
+        parameters.append(f"const {kind}p{len(arguments)}")
+        arguments.append(text)
+        return parameters[-1].split()[-1].lstrip("*")
 
     def array(kind: str, name: str) -> str:
-        parameters.append(f"const {kind} *p{len(parameters)}")
-        arguments.append(program.array(name, program.constant(name), kind))
-        return f"p{len(parameters) - 1}[{{c}}]"
+        return f"{argument(f'{kind} *', program.array(name, program.constant(name), kind))}[c]"
 
-    if op.bias is not None:
-        found = f"({{s}} + {array('int32_t', op.bias)})"
+    found = "sums[n]" if op.bias is None else f"(sums[n] + {array('int32_t', op.bias)})"
     if op.multiplier is None:
         text = f"apart((double){found} * {array('double', op.scale or '')})"
-        if taus:
-            parameters.append(f"double p{len(parameters)}")
-            arguments.append(taus[0])
-            text += f" / p{len(parameters) - 1}"
+        text += f" / {argument('double ', taus[0])}" if taus else ""
         text += f" + {array('double', op.offset)}" if op.offset is not None else ""
-        return f"(float)({text})", parameters, arguments
-    product = f"(int64_t){found} * {array('int32_t', op.multiplier)}"
-    addend = "0" if op.addend is None else array("int32_t", op.addend)
-    factor = "-1"
-    if taus:
-        parameters.append(f"int32_t p{len(parameters)}")
-        arguments.append(f"factor_of({taus[0]})")
-        factor = f"p{len(parameters) - 1}"
-    most = max(
-        int(a) * int(b) >> op.shift
-        for a, b in zip(
-            op.largest_sums(constants.__getitem__), constants[op.multiplier], strict=True
-        )
-    )
-    text = _feature(program, product, op, factor, addend, most)
-    return text, parameters, arguments
+        text = f"(float)({text})"
+    else:
+        product = f"(int64_t){found} * {array('int32_t', op.multiplier)}"
+        addend = "0" if op.addend is None else array("int32_t", op.addend)
+        factor = argument("int32_t ", f"factor_of({taus[0]})") if taus else "-1"
+        sums = zip(op.largest_sums(constants.__getitem__), constants[op.multiplier], strict=True)
+        most = max(int(a) * int(b) >> op.shift for a, b in sums)
+        text = _feature(program, product, op, factor, addend, most)
+    return text, ", ".join(parameters), ", ".join(arguments)
 
 
 def _feature(
@@ -150,163 +137,48 @@ def _feature(
     return f"feature_of_parts({product}, {op.shift}, {factor}, {addend}, {op.low})"
 
 
-def _rows(kernel: Array) -> Array:
-    """Fill the rows of a kernel (..., outputs, taps) up to a multiple of four."""
-    return np.pad(kernel, [(0, 0)] * (kernel.ndim - 1) + [(0, -kernel.shape[-1] % 4)])
-
-
 @WRITE.runs(integer.IntegerMatmul)
 def _matmul(op: integer.IntegerMatmul, program: Program) -> None:
-    x, (y,), weight = op.inputs[0], op.outputs, program.constant(op.weight)
+    x, weight = dense(program, op.inputs[0]), program.constant(op.weight)
     rows, columns = weight.shape
-    x = dense(program, x)
     if len(program.shape(x)) > 1:
         x = first(program, x)
     elif program.place(x).map is not None:
         weight = weight[:, program.in_memory(x, np.arange(columns)).ravel()]
     count = program.count(x) // columns
-    program.multiply_adds += rows * columns * count
-    program.write(y)
-    text = Lines()
-    with text.loop("t", count) as t:
-        text.lines += [f"widen({total('x', (t, columns))}, columns, {columns});"]
-        padded = columns + -columns % 4
-        text.lines += [f"blank(columns + {columns}, {padded - columns});"] * (columns % 4 > 0)
-        _multiply(op, program, text, rows, padded, 0, total("y", (t, rows)))
-    title = f"product of a matrix ({rows}, {columns}) in int8"
-    _emit(op, program, text, (x, y), _rows(weight), padded, title)
+    program.write(op.outputs[0])
+    axes = three([(count, count, 1, 1, 0, 1)])
+    windows = Windows(axes, columns, columns, 1, rows, (0, 0, rows))
+    _products(op, program, windows, x, weight, f"product with a matrix ({rows}, {columns})")
 
 
 @WRITE.runs(integer.IntegerConv)
 def _conv(op: integer.IntegerConv, program: Program) -> None:
-    x, (y,), weight = op.inputs[0], op.outputs, program.constant(op.weight)
-    (outputs, share, *window), shape = weight.shape, program.shape(x)
-    program.multiply_adds += program.count(y) * share * prod(window)
-    x = last(program, x)
+    (y,), x, weight = op.outputs, last(program, op.inputs[0]), program.constant(op.weight)
+    kernel = np.moveaxis(weight, 1, -1).reshape(len(weight), -1)
     program.write(y, last=True)
-    settings = shape[1:], program.shape(y)[1:], window, op.stride, op.padding, op.dilation
-    axes = [(1, 1, 1, 1, 0, 1)] * (4 - len(shape)) + list(zip(*settings, strict=True))
-    taps, pitch = share * prod(window), program.place(x).pitch
-    padded, each = taps + -taps % 4, outputs // op.groups
-    text = Lines()
-    positions = program.count(y) // outputs
-    with text.loop("g", op.groups) as g:
-        text.lines.append("t = 0;")
-        text.variables.add("t")
-        with text.nest("zrc", [axis[1] for axis in axes]) as (z, r, c):
-            text.lines.append(f"wide_t *to = columns + (t % 2) * {padded};")
-            _window(text, axes, (z, r, c), total("x", (g, share)), pitch, share)
-            text.lines += [f"blank(to, {padded - taps});"] * (padded > taps)
-            with text.block(f"if (++t % 2 == 0 || t == {positions}) "):
-                step = program.place(y).pitch
-                start = total("y", ("(t - 1) / 2", 2 * step), (g, each))
-                _multiply(op, program, text, each, padded, step, start, g)
-    title = f"convolution {by(window)} in int8: {by(shape)} to {by(program.shape(y))}"
-    kernel = np.moveaxis(weight, 1, -1).reshape(outputs, taps)
-    _emit(op, program, text, (x, y), _rows(kernel), 2 * padded, title)
+    _products(op, program, conv_windows(op, program, x, y), x, kernel, conv_title(op, program))
 
 
-def _window(
-    text: Lines, axes: Sequence[Axis], at: Sequence[str], source: str, pitch: int, channels: int
+def _products(
+    op: integer.Accumulated, program: Program, windows: Windows, x: str, kernel: Array, title: str
 ) -> None:
-    """Append the copy of a window, with zeros where it is outside of the map."""
-    sizes = axes[1][0] * axes[2][0] * pitch, axes[2][0] * pitch
-    with text.loop("i", axes[0][2]) as i, text.loop("j", axes[1][2]) as j:
-        planes, rows = (
-            total((x, axis[3]), (tap, axis[5]), -axis[4])
-            for x, tap, axis in zip(at, (i, j), axes, strict=False)
-        )
-        checks = [
-            f"{place} >= 0 && {place} < {axis[0]}"
-            for place, axis in zip((planes, rows), axes, strict=False)
-            if is_padded(axis)
-        ]
-        line = total(source, (planes, sizes[0]), (rows, sizes[1]))
-        _, _, taps, stride, padding, _ = axes[2]
-        start = total((at[2], stride), -padding)
-        if not checks:
-            _window_row(text, axes[2], line, start, pitch, channels)
-            return
-        with text.block(f"if ({' && '.join(checks)}) "):
-            _window_row(text, axes[2], line, start, pitch, channels)
-        text.lines += ["else", f"to = blank(to, {taps * channels});"]
-
-
-def _window_row(text: Lines, axis: Axis, line: str, start: str, pitch: int, channels: int) -> None:
-    """Append the copy of a row of a window."""
-    n, _, taps, _, _, gap = axis
-    if gap == 1 and pitch == channels and not is_padded(axis):
-        text.lines.append(f"to = widen({total(line, (start, pitch))}, to, {taps * channels});")
-    elif gap == 1 and pitch == channels:
-        text.lines += [
-            f"const int32_t from = {start} < 0 ? -({start}) : 0;",
-            f"const int32_t stop = {n} - ({start}) < {taps} ? {n} - ({start}) : {taps};",
-            f"to = blank(to, {total(('from', channels))});",
-            f"to = widen({line} + ({start} + from) * {pitch}, to, (stop - from) * {channels});",
-            f"to = blank(to, ({taps} - stop) * {channels});",
-        ]
-    else:
-        with text.loop("k", taps) as k:
-            place = total(start, (k, gap))
-            copy = f"to = widen({total(line, (place, pitch))}, to, {channels});"
-            inside = [f"if ({place} < 0 || {place} >= {n})", f"to = blank(to, {channels});", "else"]
-            text.lines += [*(inside if is_padded(axis) else []), copy]
-
-
-def _multiply(
-    op: integer.Accumulated,
-    program: Program,
-    text: Lines,
-    rows: int,
-    taps: int,
-    step: int,
-    start: str,
-    group: str = "0",
-) -> None:
-    """Append the products of columns with all rows, and what becomes of the sums."""
-    single = step == 0
-    finish, _, _ = _finish(op, program)
-    text.variables |= {"o"}
-    with text.block(f"for (o = 0; o < {rows}; o += 2) "):
-        row = total("w", (group, rows * taps), ("o", taps))
-        other = f"u + {taps}" if rows % 2 == 0 else f"(o + 1 < {rows} ? u + {taps} : u)"
-        second = "columns" if single else f"columns + {taps}"
-        text.lines += [
-            "int32_t sums[4];",
-            f"const int8_t *const u = {row};",
-            f"dots(u, {other}, columns, {second}, {taps}, sums);",
-        ]
-        kind = program.ctype(op.outputs[0])
-        text.lines.append(f"{kind} *const at = {start} + o;")
-        channel = total((group, rows), "o")
-        for column in range(1 if single else 2):
-            with text.block("if (t % 2 == 0) ") if column else nullcontext():
-                for k in range(2):
-                    result = finish.format(s=f"sums[{2 * k + column}]", c=total(channel, k))
-                    text.lines += [f"if (o + 1 < {rows})"] * (k * rows % 2)
-                    text.lines.append(f"at[{column * step + k}] = {result};")
-
-
-def _emit(
-    op: integer.Accumulated,
-    program: Program,
-    text: Lines,
-    ends: tuple[str, str],
-    weight: Array,
-    columns: int,
-    title: str,
-) -> None:
-    """Append the function of a product, and its call."""
-    (x, y), (_, parameters, arguments) = ends, _finish(op, program)
-    kind = program.ctype(y)
-    given = ["const int8_t *x", "const int8_t *w", f"{kind} *y", "wide_t *columns", *parameters]
-    head = [f"/* {title} */", f"static void $name({', '.join(given)})", "{"]
-    lines = [*head, f"int32_t {', '.join(sorted(text.variables - {'n'}))};", *text.lines, "}"]
-    function = program.function("conv", indented(lines, 0) + "\n")
-    w = program.array(op.weight, weight, "int8_t", quads=True)
-    scratch = f"(wide_t *)({program.scratch(columns // 2 + 2)})"
-    names = [program.read(x), w, program.read(y), scratch, *arguments]
-    program.emit(f"{function}({', '.join(names)});")
+    """Append the products of windows of x with a kernel (outputs, taps)."""
+    (y,), taps = op.outputs, windows.taps
+    program.multiply_adds += program.count(y) * taps
+    entries = taps + -taps % 4  # rows of weights are read in fours
+    geometry = [windows.groups, windows.outputs, windows.channels, entries]
+    geometry += [windows.pitch, windows.to[2]]
+    geometry += [size for setting in zip(*windows.axes, strict=True) for size in setting]
+    result, parameters, arguments = _finish(op, program)
+    words = {"$T": program.ctype(y), "$R": result, "$P": parameters}
+    words |= {"$A": title[0].upper() + title[1:], "$G": ", ".join(map(str, geometry))}
+    function = program.template("products", "conv", words)
+    rows = np.pad(kernel, [(0, 0), (0, entries - taps)])
+    w = program.array(op.weight, rows, "int8_t", quads=True)
+    columns = program.scratch(entries * min(2, prod(windows.positions)) // 2 + 2)
+    ends = f"{program.read(x)}, {w}, {program.read(y)}"
+    program.emit(f"{function}({ends}, (wide_t *)({columns}){arguments});")
 
 
 # -- other operations -----------------------------------------------------------------------------

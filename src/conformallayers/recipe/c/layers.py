@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from .constants import number, runs_of
 from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
 from .program import Program
 from .shapes import WRITE, dense, first, in_work, last, like
-from .text import helpers, indented
+from .text import indented
 
 _ONE: Axis = (1, 1, 1, 1, 0, 1)
 # Functions of one number v; {0} is a parameter.
@@ -42,7 +43,13 @@ _BROADCASTS: dict[type[Operation], str] = {
 }
 # How windows are reduced: the type of sums, the first, the next with an entry v[n], the result; parameters.
 _POOLS = {
-    "max_pool": ("$V", "$L", "v[n] > sums[n] || v[n] != v[n] ? v[n] : sums[n]", "sums[n]", ""),
+    "max_pool": (
+        "$V",
+        "-INFINITY",
+        "v[n] > sums[n] || v[n] != v[n] ? v[n] : sums[n]",
+        "sums[n]",
+        "",
+    ),
     "avg_pool": ("float", "0", "sums[n] + v[n]", "sums[n] / divisor", ", float divisor"),
     "avg_pool_each": (
         "float",
@@ -98,32 +105,41 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
 
 @WRITE.runs(layer.Conv)
 def _conv(op: layer.Conv, program: Program) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    weight = program.constant(op.weight)
-    (outputs, share, *window), shape = weight.shape, program.shape(x)
+    (x,), (y,), weight = op.inputs, op.outputs, program.constant(op.weight)
+    outputs, share, *window = weight.shape
     program.multiply_adds += program.count(y) * share * prod(window)
-    settings = window, op.stride, op.padding, op.dilation
-    axes = [
-        (n, m, k, s, p, d)
-        for n, m, k, s, p, d in zip(shape[1:], program.shape(y)[1:], *settings, strict=True)
-    ]
-    if program.is_first(x) and not program.is_last(x) and op.groups == 1 and len(axes) < 3:
-        axes, channels, pitch = [(share, 1, share, 1, 0, 1), *axes], 1, 1
-    else:
-        x = last(program, x)
-        channels, pitch = share, program.place(x).pitch
-        weight = np.moveaxis(weight, 1, -1)
-    title = f"convolution {by(window)}: {by(shape)} to {by(program.shape(y))}"
-    title += f", stride {by(op.stride)}" if prod(op.stride) > 1 else ""
-    title += f", padding {by(op.padding)}" if sum(op.padding) else ""
-    title += f", {op.groups} groups" if op.groups > 1 else ""
-    kernel = weight.reshape(op.groups, outputs // op.groups, -1)
+    title = conv_title(op, program)
+    planes = program.is_first(x) and not program.is_last(x) and op.groups == 1 and len(window) < 3
+    if not planes:
+        x, weight = last(program, x), np.moveaxis(weight, 1, -1)
     bias = np.zeros(outputs) if op.bias is None else program.constant(op.bias)
     y, epilogue = _chain(program, y)
-    steps = _steps(program, y)
-    windows = Windows(_three(axes), channels, pitch, op.groups, kernel.shape[1], steps)
-    b = program.array(f"{y}_bias", bias)
-    _emit_conv(program, windows, kernel, op.weight, (program.read(x), b, y, 0), epilogue, title)
+    windows = conv_windows(op, program, x, y)
+    if planes:  # the channels of the image are one axis more of its windows
+        axes = three([(share, 1, share, 1, 0, 1), *windows.axes[3 - len(window) :]])
+        windows = replace(windows, axes=axes, channels=1, pitch=1)
+    kernel = weight.reshape(op.groups, windows.outputs, -1)
+    ends = program.read(x), program.array(f"{y}_bias", bias), y, 0
+    _emit_conv(program, windows, kernel, op.weight, ends, epilogue, title)
+
+
+def conv_windows(op: layer.Conv, program: Program, x: str, y: str) -> Windows:
+    """Return the windows of a convolution of x, whose channels come last."""
+    outputs, share, *window = program.recipe.constant_shape(op.weight)
+    settings = window, op.stride, op.padding, op.dilation
+    axes = list(zip(program.shape(x)[1:], program.shape(y)[1:], *settings, strict=True))
+    pitch, each = program.place(x).pitch, outputs // op.groups
+    return Windows(three(axes), share, pitch, op.groups, each, _steps(program, y))
+
+
+def conv_title(op: layer.Conv, program: Program) -> str:
+    """Describe a convolution for the comment of its function."""
+    ends = program.shape(op.inputs[0]), program.shape(op.outputs[0])
+    title = f"convolution {by(program.recipe.constant_shape(op.weight)[2:])}: "
+    title += f"{by(ends[0])} to {by(ends[1])}"
+    title += f", stride {by(op.stride)}" if prod(op.stride) > 1 else ""
+    title += f", padding {by(op.padding)}" if sum(op.padding) else ""
+    return title + (f", {op.groups} groups" if op.groups > 1 else "")
 
 
 @WRITE.runs(layer.ConvTranspose)
@@ -150,7 +166,7 @@ def _conv_transpose(op: layer.ConvTranspose, program: Program) -> None:
         remainders = (*(0,) * (3 - len(choice)), *(remainder for remainder, _, _ in choice))
         offset = sum(a * b for a, b in zip(remainders, steps, strict=True))
         to = tuple(a * b for a, b in zip(stride, steps, strict=True))
-        axes = _three([axis for _, axis, _ in choice])
+        axes = three([axis for _, axis, _ in choice])
         pitch = program.place(x).pitch
         windows = Windows(axes, share, pitch, op.groups, outputs, (to[0], to[1], to[2]))
         title = (
@@ -207,7 +223,8 @@ def _steps(program: Program, y: str) -> tuple[int, int, int]:
     return rows * columns * pitch, columns * pitch, pitch
 
 
-def _three(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
+def three(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
+    """Return three axes: those that are given, behind others of size 1."""
     a, b, c = [*[_ONE] * (3 - len(axes)), *axes]
     return a, b, c
 
@@ -392,20 +409,10 @@ def pool(
 ) -> None:
     """Append a reduction of windows by the template ``pool``."""
     sums, begin, entry, result, parameters = words
-    text = helpers()["pool"]
     if program.is_int8(x) and name == "max_pool":
-        entry = "v[n] > sums[n] ? v[n] : sums[n]"
-    for mark, word in (
-        ("$T", sums),
-        ("$I", begin),
-        ("$E", entry),
-        ("$R", result),
-        ("$P", parameters),
-    ):
-        text = text.replace(mark, word)
-    ctype = program.ctype(x)
-    text = text.replace("$V", ctype).replace("$L", "-128" if ctype == "int8_t" else "-INFINITY")
-    function = program.function(name, text.rstrip() + "\n")
+        begin, entry = "-128", "v[n] > sums[n] ? v[n] : sums[n]"
+    marks = {"$T": sums, "$I": begin, "$E": entry, "$R": result, "$P": parameters}
+    function = program.template("pool", name, marks | {"$V": program.ctype(x)})
     target = program.write(y, last=True)
     program.emit(
         f"{function}({program.read(x)}, {target}, {_geometry(op, program, x, y)}{arguments});"

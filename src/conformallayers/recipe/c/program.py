@@ -20,7 +20,7 @@ from ..places import Array
 from ..recipe import INPUT, Recipe
 from .constants import Constant, as_type
 from .memory import Buffer, arrange
-from .text import functions, indented
+from .text import functions, helpers, indented
 
 IMAGE, OUT, WORK, BYTES = "image", "out", "work", "bytes"  # arrays of the function in C
 _FLOAT = 4  # bytes
@@ -273,6 +273,13 @@ class Program:
         if text not in self.functions:
             self.functions[text] = self.identifier(name)
         return self.functions[text]
+
+    def template(self, template: str, name: str, words: dict[str, str]) -> str:
+        """Return the name of a function of ``templates`` with its words replaced."""
+        text = helpers()[template]
+        for mark, word in words.items():
+            text = text.replace(mark, word)
+        return self.function(name, text)
 
     def identifier(self, name: str) -> str:
         """Return a C identifier that is neither taken nor the beginning of one that is."""

@@ -20,7 +20,9 @@ def helpers() -> dict[str, str]:
     found: dict[str, str] = {}
     for file in ("helpers.c", "integers.c"):
         _, *parts = re.split(r"^//: ", (_FOLDER / file).read_text("ascii"), flags=re.MULTILINE)
-        found |= dict(part.split("\n", 1) for part in parts)
+        found |= {
+            name: f"{text.rstrip()}\n" for name, text in (one.split("\n", 1) for one in parts)
+        }
     return found
 
 
@@ -37,7 +39,7 @@ def functions(text: str) -> str:
             if key[0] >= 0 and key not in found:
                 word = helpers()[template]
                 word = word.replace("$V", _TYPES.get(suffix, "")).replace("$s", f"_{suffix}")
-                found[key] = word.rstrip() + "\n"
+                found[key] = word
                 waiting.append(word)
     return "\n".join(found[key] for key in sorted(found))
 

@@ -201,8 +201,8 @@ __attribute__((noinline)) static void dots(const int8_t *u, const int8_t *v, con
         ADD_FOUR();
     }
     sums[0] = a;
-    sums[1] = b;
-    sums[2] = c;
+    sums[1] = c;
+    sums[2] = b;
     sums[3] = d;
 }
 #else
@@ -217,8 +217,8 @@ static inline void dots(const int8_t *u, const int8_t *v, const wide_t *p, const
         d += v[i] * q[i];
     }
     sums[0] = a;
-    sums[1] = b;
-    sums[2] = c;
+    sums[1] = c;
+    sums[2] = b;
     sums[3] = d;
 }
 #endif
@@ -240,4 +240,74 @@ static uint32_t root(uint32_t n)
         next = (found + n / found) / 2;
     } while (next < found);
     return found;
+}
+
+//: window
+/* Copy the window of a position as 16-bit numbers, with zeros outside of the map. For g see
+   "products", which compilers simplify where its numbers are known. */
+#ifdef __GNUC__
+__attribute__((always_inline))
+#endif
+static inline void window(const int8_t *x, wide_t *to, const int32_t *g, int32_t p, int32_t q,
+                          int32_t r)
+{
+    const int32_t *in = g + 6, *taps = g + 12, *stride = g + 15, *pad = g + 18, *gap = g + 21;
+    const int32_t channels = g[2], pitch = g[4], start = r * stride[2] - pad[2];
+    wide_t *const end = to + g[3];
+    int32_t i, j, k;
+    for (i = 0; i < taps[0]; i++)
+        for (j = 0; j < taps[1]; j++) {
+            const int32_t a = p * stride[0] - pad[0] + i * gap[0];
+            const int32_t b = q * stride[1] - pad[1] + j * gap[1];
+            const int32_t line = (a * in[1] + b) * in[2] + start;
+            if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
+                to = blank(to, taps[2] * channels);
+            else if (gap[2] == 1 && pitch == channels && start >= 0 && start + taps[2] <= in[2])
+                to = widen(x + line * pitch, to, taps[2] * channels);
+            else
+                for (k = 0; k < taps[2] * gap[2]; k += gap[2])
+                    if (start + k < 0 || start + k >= in[2])
+                        to = blank(to, channels);
+                    else
+                        to = widen(x + (line + k) * pitch, to, channels);
+        }
+    blank(to, (int32_t)(end - to));
+}
+
+//: products
+/* $A in int8. Two windows are multiplied by two rows of
+   weights at a time. g: groups; outputs, channels and entries of a window in each; entries between
+   positions of x, of y; for three axes the sizes of x and y, the taps of a window, the steps of
+   windows, the pads, the steps of taps. */
+static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
+{
+    static const int32_t g[] = {$G};
+    const int32_t outputs = g[1], entries = g[3], step = g[5], *to = g + 9;
+    int32_t group, p, q, r, o, n;
+    for (group = 0; group < g[0]; group++) {
+        $T *at = y + group * outputs;
+        int32_t t = 0;
+        for (p = 0; p < to[0]; p++)
+            for (q = 0; q < to[1]; q++)
+                for (r = 0; r < to[2]; r++) {
+                    window(x + group * g[2], columns + t % 2 * entries, g, p, q, r);
+                    if (++t % 2 != 0 && t < to[0] * to[1] * to[2])
+                        continue;
+                    const wide_t *const second = columns + (t > 1) * entries;
+                    for (o = 0; o < outputs; o += 2) {
+                        const int8_t *const u = w + (group * outputs + o) * entries;
+                        const int8_t *const v = o + 1 < outputs ? u + entries : u;
+                        int32_t sums[4]; /* two of each position */
+                        dots(u, v, columns, second, entries, sums);
+                        EACH(4) {
+                            const int32_t c = group * outputs + o + n % 2;
+                            if (n == 2 && t % 2 != 0)
+                                break;
+                            if (o + n % 2 < outputs)
+                                at[n / 2 * step + o + n % 2] = $R;
+                        }
+                    }
+                    at += 2 * step;
+                }
+    }
 }
