@@ -1,4 +1,4 @@
-"""Inspection: forms, terms and templates against explicit small computations, and the command."""
+"""Inspection: forms and templates against explicit small computations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.inspection import Part
 from oracle import matrix_of, randomise
-from support import both_forms, samples
+from support import samples
 
 SHAPE = (2, 8, 7)
 ALPHAS = (1.5, 0.7, 2.2)
@@ -32,24 +32,21 @@ def network(kinds: tuple[bool, ...] = (False,) * 3) -> nn.Sequential:
     return randomise(model)  # type: ignore[return-value]
 
 
-def literally(model: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor], float]:
-    """Follow (x, t) by the table of the paper: x, t, what each layer added to t/s, and s."""
-    t = x.flatten(1).norm(dim=1)
-    terms, s = [t], 1.0
+def denominators(model: nn.Sequential, x: Tensor) -> Tensor:
+    """Follow (x, t) by the table of the paper; return t/s, where s is what x = 0 would give."""
+    t, s = x.flatten(1).norm(dim=1), 1.0
     for module in copy.deepcopy(model[0]).double().eval():
         if isinstance(module, cl.ReSPro):
             alpha = float(module.alpha)
             added = x.flatten(1).square().sum(1) / (2 * alpha)
-            added = added / t if module.projective else added
-            t, s = alpha / 2 * t + added, alpha / 2 * s
-            terms.append(added / s)
+            t, s = alpha / 2 * t + (added / t if module.projective else added), alpha / 2 * s
         else:
             x = module(x)
-    return x, t, terms, s
+    return t / s
 
 
-def one(model: nn.Module, *arguments: Any, **options: Any) -> Part:
-    (part,) = cl.inspect(model, *arguments, **options).parts
+def one(model: nn.Module, shape: tuple[int, ...], **options: Any) -> Part:
+    (part,) = cl.inspect(model, shape, **options).parts
     return part
 
 
@@ -129,96 +126,64 @@ def test_numbers_of_known_spectra() -> None:
 def test_zero_weights_have_a_form_of_zeros_and_no_nan() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro())
     nn.init.zeros_(model[0].weight)
-    part = one(model, (1, 5, 5), torch.rand(2, 1, 5, 5))
-    form = part.forms[0]
+    (form,) = one(model, (1, 5, 5)).forms
     assert (form.trace, form.effective_rank, form.share(3), form.reach) == (0, 0, 0, 0)
-    assert part.terms is not None
-    assert part.terms.shares.tolist() == [[1, 0], [1, 0]]
+    assert one(cl.ConformalLayers(cl.Conv2d(1, 2, 3)), (1, 5, 5)).forms == ()
 
 
-def test_without_activation_there_is_only_the_norm() -> None:
-    part = one(cl.ConformalLayers(cl.Conv2d(1, 2, 3)), (1, 5, 5), torch.rand(2, 1, 5, 5))
-    assert part.forms == ()
-    assert part.terms is not None
-    assert part.terms.shares.tolist() == [[1], [1]]
-    assert part.terms.gains.shape == (2, 0)
-    assert "‖x‖" in str(part)
-
-
-# -- terms and templates ----------------------------------------------------------------------------
+# -- templates --------------------------------------------------------------------------------------
 
 
 @every_kind
-def test_terms_and_templates_are_those_of_the_layers(kinds: tuple[bool, ...]) -> None:
+def test_templates_are_the_rows_of_m(kinds: tuple[bool, ...]) -> None:
     model = network(kinds)
-    x = samples(SHAPE, torch.float64, batch=300) * torch.logspace(-3, 3, 300)[:, None, None, None]
-    part = one(model, SHAPE, x)
-    terms = part.terms
-    assert terms is not None
+    x = samples(SHAPE, torch.float64, batch=50) * torch.logspace(-3, 3, 50)[:, None, None, None]
+    part = one(model, SHAPE)
     assert part.bias is not None
-    y = x.flatten(1) @ part.templates.flatten(1).T / terms.denominators[:, None] + part.bias
+    y = x.flatten(1) @ part.templates.flatten(1).T / denominators(model, x)[:, None] + part.bias
     torch.testing.assert_close(y, cl.testing.reference(model.double(), x))
-    _, t, expected, s = literally(model, x)
-    assert terms.names == ("‖x‖", "0.1", "0.4", "0.8")
-    torch.testing.assert_close(terms.norms, x.flatten(1).norm(dim=1))
-    torch.testing.assert_close(terms.denominators, t / s)
-    torch.testing.assert_close(terms.shares, torch.stack(expected, 1) / (t / s)[:, None])
-    torch.testing.assert_close(terms.shares.sum(1), torch.ones(300).double())
 
 
-@both_forms
 @pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
-def test_fields_give_the_output(projective: bool, alpha: str | None) -> None:
-    layers = cl.Conv2d(2, 3, 3), cl.ReSPro(alpha, projective=projective)
-    model = nn.Sequential(cl.ConformalLayers(*layers), nn.Flatten(), nn.Linear(90, 4))
+def test_a_published_network_is_its_templates_and_one_form(alpha: str | None) -> None:
+    layers = cl.Conv2d(2, 3, 3), cl.ReSPro(alpha), cl.Conv2d(3, 2, 3), cl.ReSPro(alpha)
+    model = nn.Sequential(cl.ConformalLayers(*layers), nn.Flatten(), nn.Linear(24, 4))
     model(torch.rand(2, *SHAPE))  # a step of the power iteration
-    x = samples(SHAPE, torch.float32)
-    part = one(model, SHAPE, x)
-    assert part.terms is not None
+    x = samples(SHAPE, torch.float64)
+    part = one(model, SHAPE, top=math.prod(SHAPE))
+    (form,) = part.forms
     assert part.bias is not None
-    y = x.double().flatten(1) @ part.templates.flatten(1).T
-    y = y / part.terms.denominators[:, None] + part.bias
-    torch.testing.assert_close(y, cl.testing.reference(model, x), rtol=1e-5, atol=1e-6)
+    flat = x.flatten(1)
+    energies = (flat @ form.eigenimages.flatten(1).T).square() @ form.eigenvalues
+    y = flat @ part.templates.flatten(1).T / (flat.norm(dim=1) + energies)[:, None] + part.bias
+    torch.testing.assert_close(y, cl.testing.reference(model, x))
 
 
-def test_later_parts_see_what_enters_them() -> None:
+def test_every_part_is_inspected_by_itself() -> None:
     first = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(0.5))
     second = cl.ConformalLayers(cl.Conv2d(2, 2, 3), cl.ReSPro(0.5, projective=True))
     model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
-    x = samples((1, 8, 8), torch.float64)
-    found = cl.inspect(model, (1, 8, 8), x)
+    found = cl.inspect(model, (1, 8, 8))
     assert [part.path for part in found.parts] == ["0", "2"]
-    inside = cl.testing.reference(model[:2], x)
-    terms = found.parts[1].terms
-    assert terms is not None
-    torch.testing.assert_close(terms.norms, inside.flatten(1).norm(dim=1))
-    alone = one(model[2:], (2, 6, 6), inside).terms
-    assert alone is not None
-    torch.testing.assert_close(terms.shares, alone.shares)
+    alone = one(model[2:], (2, 6, 6))
+    assert torch.equal(found.parts[1].templates, alone.templates)
+    assert torch.equal(found.parts[1].forms[0].eigenvalues, alone.forms[0].eigenvalues)
     assert all(text in str(found) for text in ("0: (1, 8, 8) → (2, 6, 6)", "2.1"))
 
 
 def test_model_is_left_as_it_is_and_evaluated() -> None:
     model = network().train()
     state = copy.deepcopy(model.state_dict())
-    x = samples(SHAPE, torch.float32)
-    training, evaluating = one(model, SHAPE, x), one(copy.deepcopy(model).eval(), SHAPE, x)
-    assert training.terms is not None
-    assert evaluating.terms is not None
-    assert torch.equal(training.terms.shares, evaluating.terms.shares)
+    training, evaluating = one(model, SHAPE), one(copy.deepcopy(model).eval(), SHAPE)
+    assert torch.equal(training.templates, evaluating.templates)
     assert all(module.training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name])
     with torch.inference_mode():
-        assert torch.equal(
-            one(model, SHAPE, x * 1.0).forms[0].eigenvalues, training.forms[0].eigenvalues
-        )
+        assert torch.equal(one(model, SHAPE).forms[0].eigenvalues, training.forms[0].eigenvalues)
 
 
 # -- refusals ---------------------------------------------------------------------------------------
-
-GOOD = torch.rand(2, *SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -226,44 +191,34 @@ GOOD = torch.rand(2, *SHAPE)
     [
         ({"top": 0}, "a whole number > 0, got 0"),
         ({"top": True}, "a whole number > 0, got True"),
-        ({"data": [1.0]}, "a floating-point tensor, got list"),
-        ({"data": GOOD.int()}, "a floating-point tensor, got torch.int32"),
-        ({"data": GOOD[0]}, r"a batch of at least one sample of shape \(2, 8, 7\)"),
-        ({"data": GOOD[:0]}, "a batch of at least one sample"),
-        ({"data": GOOD / 0}, "finite numbers, got NaN or infinity"),
-        ({"data": GOOD * torch.tensor([0.0, 1.0])[:, None, None, None]}, "got 1 of zeros"),
         ({"input_shape": (2, 0, 7)}, r"inspect\(input_shape=...\)"),
+        ({"model": nn.Linear(3, 2), "input_shape": (3,)}, "ConformalLayers"),
+        (
+            {
+                "model": cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()),
+                "input_shape": (3, 64, 64),
+            },
+            r"inspect\(model\): .*got larger ones: .*12288 coefficients.*smaller",
+        ),
+        (
+            {
+                "model": cl.ConformalLayers(cl.Conv2d(1, 16, 3), nn.ReLU(), cl.Conv2d(16, 1, 3)),
+                "input_shape": (1, 32, 32),
+            },
+            r"inspect\(stage 2\): .*14400 coefficients",
+        ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):
-        cl.inspect(network(), **{"input_shape": SHAPE, **options})
-
-
-def test_images_that_are_too_large_are_refused_before_anything_is_built() -> None:
-    model = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
-    with pytest.raises(
-        cl.ConformalError,
-        match=r"inspect\(model\): .*got larger ones: .*12288 coefficients.*smaller",
-    ):
-        cl.inspect(model, (3, 64, 64))
-
-
-def test_models_without_conformal_layers_are_refused() -> None:
-    with pytest.raises(cl.ConformalError, match="ConformalLayers"):
-        cl.inspect(nn.Linear(3, 2), (3,))
+        cl.inspect(**{"model": network(), "input_shape": SHAPE, **options})
 
 
 def test_a_collapsing_rule_has_one_form() -> None:
-    model = randomise(
-        cl.ConformalLayers(cl.Linear(4, 3), cl.Gnomonic(1.5), cl.Linear(3, 3), cl.Gnomonic(0.7))
-    ).double()
-    x = samples((4,), torch.float64)
-    (part,) = cl.inspect(model, (4,), x).parts
+    layers = cl.Linear(4, 3), cl.Gnomonic(1.5), cl.Linear(3, 3), cl.Gnomonic(0.7)
+    part = one(randomise(cl.ConformalLayers(*layers)), (4,))
     assert [form.formula for form in part.forms] == [cl.Gnomonic().formula]
-    y = x @ part.templates.T / part.terms.denominators[:, None]
-    assert torch.allclose(y, model(x), rtol=1e-12)
 
 
 # -- stages -----------------------------------------------------------------------------------------
@@ -308,70 +263,32 @@ def points_between(model: nn.Sequential, x: Tensor) -> list[tuple[Tensor, Tensor
     "embedding", [{}, {"offset": 0.7}, {"unit": "rms", "offset": 2.0}], ids=str
 )
 def test_stages_have_parts_of_their_own(embedding: dict[str, Any]) -> None:
-    model, x = staged(**embedding), samples((2, 10, 10), torch.float64, batch=300)
-    parts = cl.inspect(model, (2, 10, 10), x).parts
+    model, x = staged(**embedding), samples((2, 10, 10), torch.float64, batch=50)
+    parts = cl.inspect(model, (2, 10, 10)).parts
     assert [(part.path, part.stage) for part in parts] == [(f"0 stage {i}", i) for i in (1, 2, 3)]
     assert [len(part.forms) for part in parts] == [2, 0, 1]
-    entered = points_between(model, x)
-    with torch.no_grad():
-        last = (
-            copy.deepcopy(model)
-            .double()
-            .eval()[1:](entered[3][0] / entered[3][1].view(-1, 1, 1, 1))
-        )
-    for part, (x, t) in zip(parts, entered, strict=False):
-        terms = part.terms
-        assert terms is not None
-        assert terms.names[0] == "t"
-        torch.testing.assert_close(terms.norms, t)
-        torch.testing.assert_close(terms.shares.sum(1), torch.ones(300).double())
-        assert bool((terms.shares > 0).all())
-        y = x.flatten(1) @ part.templates.flatten(1).T
-        if part.stage == 2:
-            assert part.bias is not None
-            y = (y + t[:, None] * part.bias) / terms.denominators[:, None]
-            after, t_after = entered[2]  # behind the ReLU
-            torch.testing.assert_close(y.relu(), (after / t_after.view(-1, 1, 1, 1)).flatten(1))
-        elif part.stage == 3:
-            assert part.bias is not None
-            torch.testing.assert_close(y / terms.denominators[:, None] + part.bias, last)
+    first, second, third, last = points_between(model, x)
+    # A stage divides by D = t/s, with its t at the end and s = Π α/2.
+    after = mapped(parts[0], *first).view(-1, 4, 7, 7) * (1.5 / 2 * 0.7 / 2)
+    torch.testing.assert_close(nn.functional.lp_pool2d(after, 2, 2), second[0])
+    after = mapped(parts[1], *second).relu() * (2.2 / 2)
+    torch.testing.assert_close(after.view_as(third[0]), third[0])
+    divided = parts[2].templates.flatten(1) @ third[0].flatten(1).T * (0.9 / 2) / last[1]
+    assert parts[2].bias is not None
+    expected = cl.testing.reference(model, x)
+    torch.testing.assert_close(divided.T + parts[2].bias, expected)
 
 
-def test_an_offset_is_part_of_what_enters() -> None:
-    model = randomise(cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro(), offset=1.5, unit="rms"))
-    x = samples((4,), torch.float64, batch=3) * torch.tensor([1.0, 0.1, 0.0]).double()[:, None]
-    part = one(model, (4,), x)
-    assert part.terms is not None
-    assert part.terms.names[0] == "√(‖x‖² + c²)"
-    y = x @ part.templates.T / part.terms.denominators[:, None]
-    torch.testing.assert_close(y, cl.testing.reference(model, x))
+def mapped(part: Part, x: Tensor, t: Tensor) -> Tensor:
+    """Return M x + t·bias, the point that leaves a stage times its denominator."""
+    y = x.flatten(1) @ part.templates.flatten(1).T
+    return y if part.bias is None else y + t[:, None] * part.bias
 
 
-def test_stages_of_any_graph_print_and_name_what_is_too_large() -> None:
+def test_stages_of_any_graph_print() -> None:
     block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro(), nn.ReLU())
     model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), block, nn.MaxPool2d(2), cl.Flatten())
-    dark = torch.rand(3, 1, 8, 8)
-    found = cl.inspect(model, (1, 8, 8), dark)
+    found = cl.inspect(model, (1, 8, 8))
     assert [part.path for part in found.parts] == ["stage 1", "stage 2"]
     assert "stage 2: (2, 6, 6) → (2, 6, 6)" in str(found)
-    wide = cl.ConformalLayers(cl.Conv2d(1, 16, 3), nn.ReLU(), cl.Conv2d(16, 1, 3))
-    with pytest.raises(cl.ConformalError, match=r"inspect\(stage 2\): .*14400 coefficients"):
-        cl.inspect(wide, (1, 32, 32))
-
-
-def test_a_part_prints_as_its_tables() -> None:
-    found = cl.inspect(cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro()), (4,))
-    (part,) = found.parts
-    assert repr(part) == str(part) == str(found)
-
-
-@both_forms
-def test_gains_are_quotients_of_the_forms(projective: bool) -> None:
-    kinds = (projective,) * 3
-    x = samples(SHAPE, torch.float64)
-    part = one(network(kinds), SHAPE, x)
-    assert part.terms is not None
-    flat = x.flatten(1)
-    quotients = [(flat @ q * flat).sum(1) / flat.square().sum(1) for q in expected_forms(kinds)]
-    gains = part.terms.gains if projective else part.terms.gains.sum(1, keepdim=True)
-    torch.testing.assert_close(gains, torch.stack(quotients, 1))
+    assert repr(found.parts[0]) == str(found.parts[0])

@@ -50,7 +50,7 @@ def found() -> dict[str, Any]:
         "plan": next(iter(folded.plans.values())),
         "trace": cl.trace(model, (4,)),
         "recipe": folded.recipe,
-        "inspect": cl.inspect(model, (4,), x),
+        "inspect": cl.inspect(model, (4,)),
         "diagnose": cl.diagnose(model, x),
     }
 

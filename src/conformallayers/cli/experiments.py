@@ -108,7 +108,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
 
 
 def inspect(run: Path, *, options: Flat[InspectOptions] = InspectOptions()) -> None:
-    """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
+    """Inspect a trained network: spectrum and eigenimages of Q, rows of M.
 
     Args:
         run: Run folder or checkpoint.

@@ -260,15 +260,11 @@ class SweepOptions(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions(DataOptions):
+class InspectOptions:
     """Options of the inspection of a trained network.
 
     Args:
-        dataset: Data set whose test images are used; the one it was trained on if not given.
-        samples: Number of test images, the first ones.
         out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
     """
 
-    dataset: str | None = None
-    samples: PositiveInt = 1000
     out: Path | None = None

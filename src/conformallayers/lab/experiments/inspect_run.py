@@ -1,4 +1,4 @@
-"""Inspect a trained network: tables and figures of its forms, terms and templates."""
+"""Inspect a trained network: tables and figures of its forms and templates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...errors import refusal
-from ...inspection import Form, Inspection, Terms, inspect
+from ...inspection import Form, Inspection, inspect
 from ...utils.files import replace_file
-from ..data.batches import as_input, from_images
-from ..data.datasets import load_test
+from ..data.batches import from_images
 from ..options import InspectOptions
 from ..report import figures
 from ..training.saved_models import load_model
@@ -23,7 +22,7 @@ _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 
 
 def run_inspect(run: Path, options: InspectOptions) -> Inspection:
-    """Inspect a trained network on the first test images of a data set; write tables and figures into a folder."""
+    """Inspect a trained network; write tables and figures into a folder."""
     loaded = load_model(run, "inspect")
     shape = loaded.shape
     if loaded.config is None or not has_conformal_layers(loaded.module):
@@ -32,11 +31,8 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
     out.mkdir(parents=True, exist_ok=True)  # or fail before anything is computed
-    notes = loaded.about, loaded.labels, shape
-    dataset = load_test(options.dataset, *notes, options, "inspect --dataset")
-    x = as_input(dataset.test_images[: options.samples], shape=shape)
-    found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
-    title = f"{loaded.about.get('network', 'network')}, {Path(dataset.name).name}"
+    found = inspect(from_images(loaded.module, shape, "inspect"), shape)
+    title = f"{loaded.about['network']}, {Path(loaded.about['dataset']).name}"
     for file, figure in inspection_figures(found, title).items():
         figures.save(figure, out, file)
     replace_file(out / "inspect.txt", [f"{found}\n".encode()])
@@ -48,8 +44,6 @@ def inspection_figures(found: Inspection, title: str) -> dict[str, Figure]:
     drawn: dict[str, Figure] = {}
     for number, part in enumerate(found.parts, 1):
         suffix = "" if number == 1 else f"-{number}"
-        if part.terms is not None:
-            drawn[f"terms{suffix}"] = terms_figure(part.terms, title)
         if part.forms:
             drawn[f"spectrum{suffix}"] = spectrum_figure(part.forms, title)
         if len(part.input_shape) != 3:
@@ -77,17 +71,6 @@ def spectrum_figure(forms: Sequence[Form], title: str) -> Figure:
         axes.set(xlabel="number", ylabel="eigenvalue of Q", yscale="log", title=title)
         axes.grid(alpha=0.3)
         figures.legend_below(figure, axes)
-    return figure
-
-
-def terms_figure(terms: Terms, title: str) -> Figure:
-    """Draw the mean shares of the denominator's terms as bars, with their standard deviations."""
-    shares = 100 * terms.shares.cpu()
-    with figures.styled(7.2, 2.6) as (figure, axes):
-        means, spreads = shares.mean(0).numpy(), shares.std(0, correction=0).numpy()
-        axes.barh(terms.names, means, xerr=spreads)
-        axes.set(xlabel="share of the denominator (%)")
-        axes.set(title=f"{title}: mean and spread over {len(shares)} images")
     return figure
 
 
