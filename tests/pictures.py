@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("PIL")
-
 from PIL import Image
 from torch import nn
 

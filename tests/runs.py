@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("sklearn")
-
 from rich.console import Console
 
 from conformallayers.lab.data.datasets import Dataset, load

@@ -48,9 +48,9 @@ def folds(model: nn.Module, shape: tuple[int, ...]) -> dict[str, cl.Folded]:
 def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
     """Return a function that saves a checkpoint, and interrupts the run after that epoch."""
 
-    def stopping(path: Path, model: object, optimizer: object, state: Any) -> None:
-        save(path, model, optimizer, state)
-        if state.epoch == epoch:
+    def stopping(*arguments: Any) -> None:
+        save(*arguments)
+        if len(arguments[-1]) == epoch:  # the history
             raise KeyboardInterrupt
 
     return stopping

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cyclopts")
-pytest.importorskip("sklearn")
-
 import conformallayers as cl
 from conformallayers.cli import app as cli
 from conformallayers.lab.training.config import DERIVED, TrainConfig

@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("PIL")
-pytest.importorskip("matplotlib")
-
 from PIL import Image
 
 import conformallayers as cl
@@ -174,7 +170,6 @@ def test_broken_picture_leaves_nothing_behind(
 def test_sweep_searches_pictures(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("optuna")
     words = ("--size", "9x12", "--validation", "0.25", "--trials", "2", "--max-epochs", "1")
     space = ("--space", "learning_rate=1e-7:1e-6:log", "optimizer=adam,rmsprop")
     assert run_command("sweep", "net.py:Tiny", "pets", *words, *space, "--out", tmp_path) == 0

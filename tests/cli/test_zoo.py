@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn")
-
 import torch
 
 import conformallayers as cl
@@ -61,7 +58,6 @@ def test_evaluate_measures_the_fold_on_stored_images() -> None:
 
 
 def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="the extra onnx is not installed")
     for number, words in enumerate(
         [
             ("fold", NAME),

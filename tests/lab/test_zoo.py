@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sklearn")
-
 import torch
 
 import conformallayers as cl

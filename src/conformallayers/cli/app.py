@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -17,26 +16,17 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # exit status that shells expect after SIGINT
 _CLOSED_PIPE = 141  # and after SIGPIPE
 
-# Packages of the extra "experiments": import name → name to install.
-_EXPERIMENTS = {
-    "cyclopts": "cyclopts",
-    "matplotlib": "matplotlib",
-    "optuna": "optuna",
-    "PIL": "pillow",
-    "pydantic": "pydantic",
-    "rich": "rich",
-    "sklearn": "scikit-learn",
-}
-_PYTHON_NAMES = {"verify": "check"}  # arguments whose options have another name
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status; every error is one line on stderr."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = 0
+    # Scripts start background commands with SIGINT ignored. Under torchrun, SIGTERM is left alone:
+    # torchrun ends processes by it that wait for a failed one.
+    for number in [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]:
+        signal.signal(number, signal.default_int_handler)
     try:
-        with _interruptible():
-            _run(words)
+        _run(words)
     except KeyboardInterrupt as stop:
         print(str(stop) or "Interrupted.", file=sys.stderr)
         status = _INTERRUPTED
@@ -64,10 +54,10 @@ def _run(words: Sequence[str]) -> None:
         # A command that is imported by its name wraps the error.
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").partition(".")[0]
-        if isinstance(error, ConformalError) or package not in _EXPERIMENTS:
+        if isinstance(error, ConformalError) or package in ("", "conformallayers"):
             raise
         purpose = words[0] if words else "the command line"
-        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
+        raise missing_extra(package, "experiments", purpose) from error
 
 
 def _usage_error(error: "CycloptsError") -> str:
@@ -88,43 +78,19 @@ def _usage_error(error: "CycloptsError") -> str:
     return f"unknown option {option}.{suggest(option, known)}"
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into KeyboardInterrupt, so that a command can say how to resume.
-
-    Scripts start background commands with SIGINT ignored. Under torchrun, SIGTERM is left alone:
-    torchrun ends processes by it that wait for a failed one.
-    """
-    if threading.current_thread() is not threading.main_thread():  # others may not set handlers
-        yield
-        return
-    numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def build_app() -> "App":
     """Return the commands."""
-    from cyclopts import App, Parameter, default_name_transform
+    from cyclopts import App, Parameter
 
     from . import experiments, models
     from .data import data
-
-    def option_name(name: str) -> str:
-        return default_name_transform(_PYTHON_NAMES.get(name, name))
 
     app = App(
         name="conformallayers",
         help="Networks whose non-linear layers are associative, and fold into one.",
         version=__version__,
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(
-            name_transform=option_name, consume_multiple=True, negative_iterable=""
-        ),
+        default_parameter=Parameter(consume_multiple=True, negative_iterable=""),
     )
     # The options of train are the fields of a model of pydantic, whose import takes time.
     summary = "Train a network, and measure it folded and layer by layer."

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cyclopts import App
-from cyclopts.types import NonNegativeInt, PositiveInt
+from cyclopts.types import PositiveInt
 
 from ..lab.options import (
     AccuracyOptions,
@@ -23,17 +23,16 @@ from .models import Flat
 experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
 
 
-def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativeInt = 0) -> None:
-    """Train a small conformal network on digits, fold it, and compare the two paths.
+def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20) -> None:
+    """Train small networks plain, expanded and conformal on digits, fold them, and show what runs where.
 
     Args:
         out: Folder for figures and metrics.json.
         epochs: Passes over the training images.
-        seed: Seed of the weights and the order of the images.
     """
     from ..lab.experiments.demo import run_demo
 
-    run_demo(out, epochs=epochs, seed=seed)
+    run_demo(out, epochs=epochs)
 
 
 def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = BenchOptions()) -> None:

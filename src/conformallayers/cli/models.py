@@ -163,7 +163,7 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
 
     Args:
         folds: Folds written by cl.save, from images to classes, or names of the zoo; mnist-micro if none is given.
-        out: File to write, at most 3 MB.
+        out: File to write.
     """
     from ..lab.playground.page import write_playground
 
@@ -181,19 +181,15 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         chosen["strategy"] = options.strategy
     if options.dtype is not None:
         chosen["dtype"] = getattr(torch, options.dtype)
-    shape = _shape(command, options.shape)
+    try:
+        shape = None if options.shape is None else tuple(map(int, options.shape.split(",")))
+    except ValueError as error:
+        expected, remedy = "sizes with commas", "Give those of one sample, such as 3,224,224."
+        raise refusal(f"{command} --shape", expected, repr(options.shape), remedy) from error
     folded = load_model(model, command, weights=options.weights).fold(command, shape, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     folded.labels = chosen_labels(options.labels, folded.labels, outputs, str(model))
     return folded
-
-
-def _shape(command: str, given: str | None) -> tuple[int, ...] | None:
-    sizes = () if given is None else given.split(",")
-    if not all(size.strip().isdecimal() for size in sizes):
-        expected, remedy = "sizes with commas", "Give those of one sample, such as 3,224,224."
-        raise refusal(f"{command} --shape", expected, repr(given), remedy)
-    return tuple(map(int, sizes)) or None
 
 
 def _print_written(path: Path) -> None:

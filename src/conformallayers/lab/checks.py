@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import first_line, refusal
+from ..errors import refusal
 from ..utils.text import suggest
 
 
@@ -22,17 +22,6 @@ def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) 
     if value not in known:
         expected = f"one of {', '.join(known)}"
         raise refusal(where, expected, repr(value), remedy + suggest(value, known))
-
-
-def require_device(where: str, device: str) -> None:
-    """Refuse a device that torch cannot use on this machine."""
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        got = f"{device!r} ({first_line(error)})"
-        raise refusal(where, "a device of this machine", got, "Try cpu.") from error
 
 
 def require_same(
@@ -57,13 +46,8 @@ def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
         if value is None or value is False or value == ():
             continue
         values = value if isinstance(value, (tuple, list)) else [value]
-        line += [flag(name), *(_text(one) for one in values if one is not True)]
+        line += [flag(name), *(str(one) for one in values if one is not True)]
     return shlex.join(line)
-
-
-def _text(value: Any) -> str:
-    """Write a float as ``%g`` does if that is exact."""
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ This module imports no torch, so that the command line can print its help at onc
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from cyclopts.types import PositiveFloat, PositiveInt
 
 
@@ -20,7 +21,7 @@ class DataOptions:
     """
 
     data_root: Path | None = None
-    verify: bool = True
+    verify: Annotated[bool, Parameter(name="check")] = True
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,10 @@ class AccuracyOptions(DataOptions, ThreadOptions):
         out: Folder for the table of all cells.
     """
 
-    network: tuple[str, ...] = ()
-    dataset: tuple[str, ...] = ()
+    network: tuple[
+        Literal["BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"], ...
+    ] = ()
+    dataset: tuple[Literal["mnist", "fashion-mnist", "cifar10"], ...] = ()
     variant: tuple[str, ...] = ()
     seed: tuple[int, ...] = (0,)
     out: Path = Path("results/accuracy")
@@ -244,7 +247,6 @@ class SweepOptions(DataOptions):
         subset: Train on this many images, always the same; all if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seed: Seed of the weights and the order of the images.
-        storage: Optuna storage URL, such as sqlite:///study.db; a journal in the folder if not given.
         out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
     """
 
@@ -255,7 +257,6 @@ class SweepOptions(DataOptions):
     subset: int | None = None
     validation: PositiveFloat = 0.1
     seed: int = 0
-    storage: str | None = None
     out: Path | None = None
 
 

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("sklearn")
-
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +17,8 @@ from conformallayers.lab.data.batches import (
     flip_and_shift,
     from_images,
     mean_image,
-    native_shape,
 )
-from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
+from conformallayers.lab.data.catalogue import SHAPES
 from conformallayers.lab.data.datasets import load
 from conformallayers.recipe.layer_operations import AddConstant
 from datafiles import random_images
@@ -76,12 +72,6 @@ def test_ranks_share_every_batch(world: int) -> None:
         assert max(sizes) - min(sizes) <= 1
         assert whole.size(index) == len(full[1])
     assert index + 1 == len(whole) == 3
-
-
-def test_batches_refuse_what_does_not_fit() -> None:
-    for images in (torch.zeros(2, 1, 33, 8, dtype=torch.uint8), torch.zeros(2, 1, 8, 8)):
-        with pytest.raises(cl.ConformalError, match="Batches: expected"):
-            Batches(images, torch.zeros(2), batch_size=2)
 
 
 def test_moved_images_are_those_of_rolled_and_mirrored_ones() -> None:
@@ -198,17 +188,6 @@ def test_a_mean_of_coloured_images_stays_behind_the_channels() -> None:
     with torch.no_grad(), cl.layer_by_layer():
         assert torch.equal(grey(images / 255), model(as_input(images)))
     assert [type(module).__name__ for module in grey] == ["RepeatChannels", "Sequential"]
-    folded = cl.fold(grey, (1, 32, 32), strategy="layers")
-    assert cl.fold_error(grey, folded, images / 255) < 1e-5
-
-
-def test_centre_is_refused_inside_and_where_shapes_differ() -> None:
-    with pytest.raises(cl.ConformalError, match=r"got Centre\. Put it before the ConformalLayers"):
-        cl.ConformalLayers(cl.Centre((2,)), cl.ReSPro())
-    for samples, got in ((torch.zeros(3, 4), r"\(3, 4\)"), (torch.zeros(0, 2), r"\(0, 2\)")):
-        with pytest.raises(cl.ConformalError, match=rf"samples \(N, 2,\), N > 0, got {got}"):
-            cl.Centre((2,)).fit(samples)
-    assert repr(cl.Centre((1, 28, 28))) == "Centre((1, 28, 28))"
 
 
 def test_shapes_that_no_image_has_are_refused() -> None:
@@ -216,20 +195,7 @@ def test_shapes_that_no_image_has_are_refused() -> None:
     for shape in ((1, 33, 32), (2, 28, 28)):
         with pytest.raises(cl.ConformalError, match=r"images \(1 or 3, H, W\)"):
             from_images(model, shape)
-    with pytest.raises(cl.ConformalError, match=r"samples of shape \(2,\)"):
-        from_images(cl.Centre((2,)), (3,))
-    own = cl.ConformalLayers(cl.Linear(3, 2))
-    assert from_images(own, (3,)) is own
-    assert native_shape(own) is None
     grey = cl.networks.StageNet(in_shape=(1, 28, 28))
-    assert native_shape(grey) == (1, 28, 28)
-    assert from_images(grey, (1, 28, 28)) is grey
-
-
-def test_every_set_has_labels_and_a_shape() -> None:
-    assert set(LABELS) == set(SHAPES) == set(NAMES)
-    assert all(len(set(labels)) == len(labels) for labels in LABELS.values())
-    assert {len(labels) for name, labels in LABELS.items() if name != "shapes"} == {10}
-    assert LABELS["fashion-mnist"][9] == "Ankle boot"
-    assert LABELS["cifar10"][3] == "cat"
-    assert tuple(load("digits").test_images.shape[1:]) == SHAPES["digits"]
+    assert from_images(grey, (1, 28, 28), (1, 28, 28)) is grey
+    with pytest.raises(cl.ConformalError, match=r"samples of shape \(1, 28, 28\), got"):
+        from_images(grey, (1, 8, 8), (1, 28, 28))

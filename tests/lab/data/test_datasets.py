@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import conformallayers as cl
-from conformallayers.lab.data.datasets import (
-    Dataset,
-    draw_shapes,
-    load,
-    load_test,
-)
+from conformallayers.lab.data.datasets import Dataset, load, load_test
 from conformallayers.lab.options import DataOptions
+from conformallayers.lab.training.saved_models import Loaded
 from datafiles import NAMES
 from picture_folders import make_folder
 from support import assert_says, run_command
@@ -50,7 +47,6 @@ def test_files_and_archive_of_cifar_hold_the_same(cifar: Path, tmp_path: Path) -
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     found = load("digits", tmp_path / "nowhere")
     assert found.train_images.shape == (1347, 1, 8, 8)
     assert found.train_images.max() == 255
@@ -83,7 +79,7 @@ def test_list_and_check_tell_what_is_there(
     assert lines[0].split() == ["mnist", str(pretended)]
     assert lines[2].split() == ["cifar10", "not", "found"]
     assert run_command("data", "check") == 0
-    assert capsys.readouterr().out.split() == ["ok", "mnist", "ok", "digits", "ok", "shapes"]
+    assert capsys.readouterr().out.split() == ["ok", "mnist", "ok", "digits"]
     assert run_command("data", "check", "cifar10") == 1
     assert "no such file" in capsys.readouterr().out
     (pretended / NAMES[1]).write_bytes(b"?")
@@ -93,33 +89,20 @@ def test_list_and_check_tell_what_is_there(
     assert lines[1] == "ok  digits"  # the bad set stops no other
 
 
-def test_shapes_are_the_same_every_time_and_pixels_do_not_tell_the_class() -> None:
-    first, second = load("shapes"), load("shapes")
-    assert (first.classes, first.test_images.shape) == (3, (2000, 1, 32, 32))
-    for part in ("train_images", "train_labels", "test_images", "test_labels"):
-        assert torch.equal(getattr(first, part), getattr(second, part))
-    images, labels = draw_shapes(3000)
-    pixels = images.reshape(len(images), -1) / 255 - 0.5
-    for label in range(3):
-        means = pixels[labels == label].mean(0)
-        assert abs(means).max() < 0.05  # of a step of 0.2 to 0.4
-
-
 def test_options_of_a_run_follow_from_the_data(tmp_path: Path) -> None:
     found = load(str(make_folder(tmp_path, {"cat": 4, "dog": 4})), size="8x10")
     assert found.name == str(tmp_path)
     expected = {"classes": 2, "labels": ["cat", "dog"], "in_shape": [3, 8, 10]}
     assert found.options == {**expected, "pictures": found.pictures}
-    assert load("shapes").options["classes"] == 3
-    assert_says(lambda: load("shapes", size="8"), "train --size: expected it for a folder")
+    assert_says(lambda: load("digits", size="8"), "train --size: expected it for a folder")
     images, labels = torch.zeros(2, 1, 40, 33, dtype=torch.uint8), torch.tensor([0, 1])
     data = Dataset("own", images, labels, images, labels, 2, ("a", "b"))
     assert data.options["in_shape"] == [1, 40, 33]
 
 
 def read(name: Path | str, trained: str, digest: str | None, *labels: str) -> Dataset:
-    about = {"dataset": trained, "pictures": digest}
-    return load_test(str(name), about, labels, (3, 32, 32), DataOptions(), "evaluate")
+    network = Loaded(nn.Identity(), Path(), labels, {"dataset": trained, "pictures": digest})
+    return load_test(str(name), network, (3, 32, 32), DataOptions(), "evaluate")
 
 
 def test_network_is_tested_on_held_out_pictures(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pictures import GREY, image_bytes, pixels  # isort: skip
-
 from PIL import Image
 
 from conformallayers.lab.data.images import Unreadable, read_image
+from pictures import GREY, image_bytes, pixels
 
 
 def luma(rgb: Any) -> Any:

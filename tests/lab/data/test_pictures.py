@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("PIL")
-
 import torch
 from PIL import Image
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn")
-
 from rich.console import Console
 
 import conformallayers as cl

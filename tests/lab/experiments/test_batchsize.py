@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from hypothesis import given
 from hypothesis import strategies as st
 

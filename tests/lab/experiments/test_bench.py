@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 import torch
 from torch import nn
 
@@ -87,7 +84,6 @@ def tiny(convolution: type[nn.Module], *activation: nn.Module) -> nn.Module:
 def test_networks_and_files_are_timed_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxruntime")
     alone = functools.partial(bench.relu_engines, names=("eager",))
     monkeypatch.setattr(bench, "relu_engines", alone)
     file = tmp_path / "my net.safetensors"
@@ -120,7 +116,6 @@ def test_engines_that_are_missing_or_differ_are_noted(monkeypatch: pytest.Monkey
 
 
 def test_a_plain_network_runs_in_onnx_runtime() -> None:
-    pytest.importorskip("onnxruntime")
     model, x = cl.networks.LeNet().eval(), torch.rand(2, 3, 32, 32)
     with ignored_warnings():
         engines, notes = relu_engines(model, x, ("onnx",))

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-
 from conformallayers.lab.data import datasets
 from conformallayers.lab.experiments import cost
 from conformallayers.lab.experiments.cost import NETWORKS, cells, config_of, front_figure, run_cost
@@ -36,7 +33,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime")
     record = run()
     rows = {row["name"]: row for row in record["rows"]}
     assert list(rows) == list(NAMES)

@@ -1,4 +1,4 @@
-"""The demo: a tiny run and its files."""
+"""The demo: a tiny run, its files and its tables."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.experiments.demo import SHAPE, build_model, run_demo
-from conformallayers.lab.report import figures
+from conformallayers.lab.experiments.demo import SHAPE, networks, run_demo
+from support import run_command
 
 
 def global_state() -> Any:
     return torch.get_rng_state().tolist(), torch.get_num_threads()
 
 
-def test_a_tiny_run(tmp_path: Path) -> None:
+def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, out = global_state(), tmp_path / "demo"
-    metrics = run_demo(out, epochs=1, depth=2)
+    assert run_command("demo", "--epochs", 1, "--out", out) == 0
     assert global_state() == before
-    files = {f"{name}.png" for name in ("respro", "training", "folded")}
-    assert {path.name for path in out.iterdir()} == {*files, "metrics.json"}
-    assert json.loads((out / "metrics.json").read_text("utf-8")) == metrics
-    assert metrics["accuracy"]["folded"] == metrics["accuracy"]["layers"]
-    assert metrics["accuracy"]["layers"] == metrics["history"][-1]["test_accuracy"]
-    assert metrics["largest_relative_difference"] < cl.testing.TOLERANCES[torch.float32]
-    for times in metrics["seconds_per_image"].values():
-        assert times["ratio"] == pytest.approx(times["layers"] / times["folded"])
-    again = run_demo(out, epochs=1, depth=2)  # equal seeds give equal training
+    shown = capsys.readouterr().out
+    for word in ("plain", "expanded", "conformal", "torch", "numpy", "C99", "Next:"):
+        assert f"\n{word}" in shown
+    files = {"folded.png", "training.png", "metrics.json", "digits.safetensors", "c"}
+    assert {path.name for path in out.iterdir()} == files
+    metrics = json.loads((out / "metrics.json").read_text("utf-8"))
+    for name, found in metrics["networks"].items():
+        assert found["accuracy"]["folded"] == found["accuracy"]["trained"]
+        assert found["accuracy"]["trained"] == metrics["history"][name][-1]["test_accuracy"]
+        assert found["difference"] < cl.testing.TOLERANCES[torch.float32]
+    again = run_demo(tmp_path / "again", epochs=1)  # equal seeds give equal training
     assert again["history"] == metrics["history"]
+    assert (out / "folded.png").read_bytes() == (tmp_path / "again" / "folded.png").read_bytes()
 
 
-def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
-    paths = [figures.save(figures.respro_curve(), tmp_path, name) for name in ("a", "b")]
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_model_of_the_demo_folds() -> None:
-    cl.testing.assert_folds(build_model(), SHAPE)
+def test_networks_of_the_demo_fold_and_deploy_the_same_layers() -> None:
+    found = networks()
+    for model in found.values():
+        cl.testing.assert_folds(model, SHAPE)
+    plain, expanded = (cl.fold(found[name], SHAPE).recipe for name in ("plain", "expanded"))
+    assert [type(one) for one in plain.operations] == [type(one) for one in expanded.operations]
 
 
 @pytest.mark.slow
-def test_demo_reaches_97_percent(tmp_path: Path) -> None:
-    assert run_demo(tmp_path / "demo")["accuracy"]["folded"] >= 0.97
+def test_expanded_beats_plain_and_the_conformal_network_reaches_97_percent(tmp_path: Path) -> None:
+    found = run_demo(tmp_path / "demo")["networks"]
+    shares = {name: row["accuracy"]["folded"] for name, row in found.items()}
+    assert shares["expanded"] > shares["plain"]
+    assert shares["conformal"] >= 0.97

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 import torch
 
 import conformallayers as cl

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sklearn")
-
 from rich.console import Console
 from torch import nn
 

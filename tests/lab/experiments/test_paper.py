@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pydantic")
-
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.training.config import make_config
 

@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-
 import torch
 
 import conformallayers as cl

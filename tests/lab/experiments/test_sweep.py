@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("optuna")
-pytest.importorskip("sklearn")
-
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pictures import GREY, classifier, image_bytes, pixels, save_grey  # isort: skip
-
 import torch
 from PIL import Image
 
@@ -27,6 +24,7 @@ from conformallayers.lab.predict import predict as network_module
 from conformallayers.lab.predict.predict import likeliest, open_network
 from conformallayers.lab.predict.samples import find_samples
 from conformallayers.lab.training.train import train
+from pictures import GREY, classifier, image_bytes, pixels, save_grey
 from runs import few_digits
 from support import run_command
 from training import QUIET

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pictures import GREY, classifier  # isort: skip
-
 from PIL import Image
 
 import conformallayers as cl
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict.predict import run_predict
+from pictures import GREY, classifier
 
 SOURCE = Path(cl.__file__).parents[1]
 

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("pydantic")
-
 import conformallayers as cl
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.report import page

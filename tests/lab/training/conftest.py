@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sklearn")
-
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.training.train import train
 from training import QUIET

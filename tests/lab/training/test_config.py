@@ -17,13 +17,10 @@ WRONG = [
     ({"network": "Lenet"}, "network: expected one of MLP, BaseLinearNet, .*, got 'Lenet'"),
     ({"network": "DkNetCL"}, "--depth: expected the number of convolutions of DkNetCL, got none"),
     ({"depth": 3}, "--depth: expected no such option for LeNetCL, got 3"),
-    ({"network": "LeNet", "alpha": "young"}, "--alpha: expected no such option for LeNet"),
     ({"network": "StageNet", "offset": "-1"}, "offset.*: expected .*, got -1.0"),
     ({"network": "StageNet", "rectifier": "gelu"}, "rectifier: expected one of norm, relu"),
     ({"alpha": "jung"}, r"ReSPro\(alpha=...\): expected .*, got \'jung\'"),
     ({"epochs": 0}, "--epochs: expected a value greater than 0, got 0"),
-    ({"epochs": 1.5}, "--epochs: expected a valid integer, got 1.5"),
-    ({"seed": 2**63}, "--seed: expected a value less than 9223372036854775808, got 9223372036854"),
     ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number, got nan"),
     ({"optimizer": "sgd"}, "--optimizer: expected 'adam', 'adamw' or 'rmsprop', got 'sgd'"),
     ({"training_preset": "old", "network": "LeNet"}, "--training-preset: expected 'modern'"),
@@ -68,10 +65,10 @@ def test_misspelt_names_get_a_suggestion(options: dict[str, Any], meant: str) ->
 )
 def test_options_of_stages_reach_the_network(options: dict[str, Any], words: str) -> None:
     given = {key: "none" if value is None else value for key, value in options.items()}
-    config = make_config(network="StageNet", dataset="shapes", **given)
+    config = make_config(network="StageNet", dataset="digits", **given)
     network: Any = config.build()
     assert {key: network.arguments[key] for key in options} == options
-    assert config.command({}) == f"conformallayers train StageNet shapes {words}"
+    assert config.command({}) == f"conformallayers train StageNet digits {words}"
 
 
 def test_expanded_networks_are_built_anew_and_keep_their_command() -> None:

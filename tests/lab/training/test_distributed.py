@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformallayers.lab.training import run_folder
 from conformallayers.lab.training.train import train
-from training import QUIET, assert_same_weights, source_environment
+from training import QUIET, source_environment
 
 WORKER = """
 import os
@@ -47,51 +46,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     alone = train("LeNetCL", "digits", out=tmp_path / "one", console=QUIET, threads=1, **options)
     for name, tensor in alone.model.state_dict().items():
         torch.testing.assert_close(tensor, ranks[0][name], rtol=1e-4, atol=1e-5)
-    row = json.loads((tmp_path / "both" / run_folder.RESULT).read_text())
+    row = json.loads((tmp_path / "both" / "result.json").read_text())
     assert row["processes"] == 2
     assert row["loss"] == pytest.approx(alone.row["loss"], rel=1e-5)
     assert row["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
-
-
-# The second process is killed in the middle of the third epoch, on its first start.
-KILLED = """
-import os, signal
-from pathlib import Path
-import torch
-from conformallayers.cli.app import main
-step, steps = torch.optim.Adam.step, 0
-def killed(*arguments, **options):
-    global steps
-    steps += 1
-    if steps == 8 and os.environ["RANK"] == "1" and not Path("killed").exists():
-        Path("killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(*arguments, **options)
-torch.optim.Adam.step = killed
-main()
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(KILLED)
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "killed").touch()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", "2", str(tmp_path / "worker.py")]
-    words = ["train", "LeNetCL", "digits", "--epochs", "4", "--batch-size", "500", "--threads", "1"]
-    words += ["--out", "run"]
-
-    def started(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*launcher, *words, *more], cwd=folder, env=source_environment(),
-            capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-
-    assert started(tmp_path / "whole").returncode == 0
-    broken = started(tmp_path)
-    assert broken.returncode != 0
-    assert run_folder.load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").state.epoch == 2
-    again = started(tmp_path, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert_same_weights(tmp_path / "run", tmp_path / "whole" / "run")

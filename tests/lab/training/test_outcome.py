@@ -6,14 +6,10 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("matplotlib")
-
 import torch
 
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.report.figures import mistakes_figure, training_figure
+from conformallayers.lab.report.figures import mistakes_figure
 from conformallayers.lab.training.config import make_config
 from conformallayers.lab.training.train import write_outcome
 
@@ -47,15 +43,6 @@ def test_surest_mistakes_come_first() -> None:
     assert titles == ["true: b\na 100 %", "true: a\nc 100 %", "true: b\nc 67 %"]
     right = SCORES.argmax(1)
     assert mistakes_figure(images, right, SCORES.softmax(1), "abc", "title") is None
-
-
-def test_curves_have_the_accuracies_that_are_known() -> None:
-    row = {"epoch": 1, "loss": 1.0, "train_accuracy": 0.5, "validation_accuracy": 0.4}
-    figure = training_figure([{**row, "learning_rate": 0.1}], "run")
-    (line,) = figure.axes[0].lines
-    assert list(line.get_ydata()) == [1.0]
-    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
-    assert names == ["train", "validation"]
 
 
 def test_classes_without_names_have_numbers() -> None:

@@ -6,38 +6,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn")
-
-from torch import nn
-
 import conformallayers as cl
-import conformallayers.numpy as cln
 from conformallayers.lab.data.catalogue import LABELS
 from conformallayers.lab.training.saved_models import CHECKPOINT, load_model, locate
-from nets import SHAPE, net
 from runs import train_few_digits
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_few_digits(tmp_path_factory.mktemp("runs") / "run")
-
-
-def test_labels_and_notes_come_back(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    model = nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 2))
-    folded = cl.fold(model, SHAPE)
-    cl.save(folded, path)
-    assert (cl.load(path).labels, cl.load(path).about) == (None, None)
-    labels, about = ("ä", "b"), {"white": 255, "who": ["me", None]}
-    cl.save(folded, path, labels=labels, about=about)
-    for loaded in (cl.load(path), cln.load(path)):
-        assert (loaded.labels, loaded.about) == (labels, about)
-    first = path.read_bytes()
-    cl.save(cl.load(path), path)
-    assert path.read_bytes() == first
-    found = load_model(path, "test")
-    assert (found.labels, found.about) == (labels, about)
 
 
 def test_runs_checkpoints_models_and_folds_are_found(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
-from ...networks.base import Network
 from ...nn.extra_layers import Centre, RepeatChannels
 
 Shape = tuple[int, ...]
@@ -100,15 +99,6 @@ class Batches:
     rank: int = 0
     world_size: int = 1  # processes that share every batch
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.images.shape)
-        fits = len(shape) == 4 and shape[1] in (1, _CHANNELS) and max(shape[2:]) <= _SIDE
-        if self.images.dtype != torch.uint8 or not (
-            shape[1:] == self.shape or (fits and self.shape == IMAGE_SHAPE)
-        ):
-            expected = f"images of unsigned bytes, (N, 1 or 3, H, W), that fit {self.shape}"
-            raise refusal("Batches", expected, f"{self.images.dtype} of {shape}", "Convert them.")
-
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch_size)
 
@@ -153,25 +143,15 @@ class Batches:
 # -- networks for stored images, adapted by modules that fold --
 
 
-def native_shape(model: nn.Module) -> Shape | None:
-    """Return the input shape of a model if its class or its first module determines it."""
-    if isinstance(model, Network):
-        return tuple(model.arguments.get("in_shape", IMAGE_SHAPE))
-    if isinstance(model, Centre):
-        return model.shape
-    if isinstance(model, nn.Sequential) and len(model):
-        return native_shape(model[0])
-    return None
-
-
-def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> nn.Module:
-    """Return a model that takes images of another shape and converts them to 3×32×32 as in training.
+def from_images(
+    model: nn.Module, shape: Shape, native: Shape = IMAGE_SHAPE, where: str = "from_images"
+) -> nn.Module:
+    """Return a model that takes images of another shape than its native one and converts them as in training.
 
     :func:`conformallayers.fold` folds the conversion if it comes directly before the network. A mean
     image that was computed from images of this shape is therefore subtracted before it.
     """
-    native = native_shape(model)
-    if native is None or shape == native:
+    if shape == native:
         return model
     fits = len(shape) == 3 and shape[0] in (1, _CHANNELS) and 1 <= min(shape) <= max(shape) <= _SIDE
     if native != IMAGE_SHAPE or not fits:
@@ -180,17 +160,12 @@ def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> n
             expected = f"images (1 or 3, H, W) with sides of at most {_SIDE}"
         remedy = f"Give --shape {','.join(map(str, native))}."
         raise refusal(f"{where} --shape", expected, shape_text(shape), remedy)
-    conversion = _conversion(shape)
-    first = next(iter(model.children()), None) if isinstance(model, nn.Sequential) else None
-    if isinstance(first, Centre):
-        small = _small_mean(first.mean, shape, conversion)
-        if small is not None:
-            centre = Centre(shape, device=small.device, dtype=small.dtype)
-            centre.mean.copy_(small)
-            return nn.Sequential(centre, *conversion, *list(model.children())[1:]).train(
-                model.training
-            )
-    return nn.Sequential(*conversion, model).train(model.training)
+    conversion, rest = _conversion(shape), [model]
+    if isinstance(model, nn.Sequential) and isinstance(model[0], Centre):
+        centre = _small_centre(model[0], shape)
+        if centre is not None:
+            conversion, rest = [centre, *conversion], list(model)[1:]
+    return nn.Sequential(*conversion, *rest).train(model.training)
 
 
 def _conversion(shape: Shape) -> list[nn.Module]:
@@ -206,13 +181,16 @@ def _conversion(shape: Shape) -> list[nn.Module]:
     return found
 
 
-def _small_mean(mean: Tensor, shape: Shape, conversion: list[nn.Module]) -> Tensor | None:
-    """Return the mean image that converts to this one bit by bit; None if there is none.
+def _small_centre(centre: Centre, shape: Shape) -> Centre | None:
+    """Return a Centre whose mean converts to that of another one bit by bit; None if there is none.
 
     There is one if the network was trained on images of this shape: enlarged pixels are equal, margins are 0.
     """
     factor, (left, right, top, bottom) = enlargement(shape[1], shape[2])
     rows, columns = slice(top, _SIDE - bottom, factor), slice(left, _SIDE - right, factor)
-    small = mean[: shape[0], rows, columns].clone()
-    converted = nn.Sequential(*conversion)(small[None])[0]
-    return small if torch.equal(converted, mean) else None
+    mean = centre.mean[: shape[0], rows, columns]
+    if not torch.equal(nn.Sequential(*_conversion(shape))(mean[None])[0], centre.mean):
+        return None
+    small = Centre(shape, device=mean.device, dtype=mean.dtype)
+    small.mean.copy_(mean)
+    return small

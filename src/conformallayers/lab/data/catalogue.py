@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIGITS, MOVING_SHAPES = "digits", "shapes"
-WITHOUT_FILES = {DIGITS: "comes with scikit-learn", MOVING_SHAPES: "is generated"}
+DIGITS = "digits"  # of scikit-learn, without files
 CLASSES = 10
 _IDX_NAMES = (
     "train-images-idx3-ubyte",
@@ -60,7 +59,7 @@ LAYOUTS: dict[str, Layout] = {
         archive="cifar-10-binary.tar.gz",
     ),
 }
-NAMES = (*LAYOUTS, *WITHOUT_FILES)
+NAMES = (*LAYOUTS, DIGITS)
 # Class names, as the papers and web pages of the sets have them.
 LABELS: dict[str, tuple[str, ...]] = {
     "mnist": tuple("0123456789"),
@@ -73,7 +72,6 @@ LABELS: dict[str, tuple[str, ...]] = {
         *("dog", "frog", "horse", "ship", "truck"),
     ),
     DIGITS: tuple("0123456789"),
-    MOVING_SHAPES: ("circle", "square", "stripes"),
 }
 # Shapes of the stored images.
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -81,5 +79,4 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "fashion-mnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
     DIGITS: (1, 8, 8),
-    MOVING_SHAPES: (1, 32, 32),
 }

@@ -1,9 +1,9 @@
-"""Load data sets: known ones from files, digits from scikit-learn, moving shapes drawn, and folders of pictures."""
+"""Load data sets: known ones from files, digits from scikit-learn, and folders of pictures."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,8 @@ from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
 from ..options import DataOptions
 from . import files
-from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, SHAPES
+from .catalogue import CLASSES, DIGITS, LABELS, SHAPES
 from .pictures import Pictures, find_pictures, is_pictures, parse_size
-
-TRAIN_SHAPES, TEST_SHAPES = 6000, 2000
-_SIDES = (8, 15)  # of a square, in pixels; the upper bound is excluded
-_STEP = (0.2, 0.4)  # how much brighter or darker than the background of 0.5 a shape is
-# Of the background: from the middle to a border, and from pixel to pixel.
-_SLOPE, _NOISE = 0.2, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +98,7 @@ def load(
     """Read a data set into memory.
 
     Args:
-        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"digits"``, ``"shapes"``, or a folder of pictures.
+        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"digits"``, or a folder of pictures.
         root: the folder of the known sets; None takes CONFORMALLAYERS_DATA, else ``data``.
         size: of pictures, such as ``48`` or ``"48x64"``; None means 32.
         verify: compare checksums; False accepts your own data in the same format.
@@ -116,14 +110,7 @@ def load(
         remedy = "Leave it out: its images have a size."
         raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
     if name == DIGITS:
-        found = digits()
-        train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
-        return replace(found, train_images=train, test_images=test)
-    if name == MOVING_SHAPES:
-        drawn, classes = map(torch.from_numpy, draw_shapes())
-        first, rest = slice(TRAIN_SHAPES), slice(TRAIN_SHAPES, None)
-        parts = drawn[first], classes[first], drawn[rest], classes[rest]
-        return Dataset(name, *parts, classes=len(LABELS[name]))
+        return _digits()
     return _read_known(name, files.data_root(root), verify)
 
 
@@ -146,54 +133,20 @@ def _read_known(name: str, root: Path, verify: bool) -> Dataset:
     return Dataset(name, *tensors)
 
 
-def digits() -> Dataset:
-    """Load scikit-learn's digits as floats in [0, 1]; the test set is a fixed quarter of each class."""
+def _digits() -> Dataset:
+    """Load scikit-learn's digits, integers up to 16; the test set is a fixed quarter of each class."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise missing_extra("scikit-learn", "experiments", f"the dataset {DIGITS}") from error
     bunch = load_digits()
-    images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16
+    images = torch.from_numpy(bunch.images * 255 / 16).round().byte().unsqueeze(1)
     labels = torch.from_numpy(bunch.target).long()
     train, test = train_test_split(
         range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
     )
     return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])
-
-
-def draw_shapes(count: int = TRAIN_SHAPES + TEST_SHAPES) -> tuple[files.Bytes, Any]:
-    """Return images, (N, 1, 32, 32), and labels; every image has one shape on a sloping, noisy background.
-
-    Its size, place and brightness are random. Circles and squares have the same area, and shapes are brighter
-    or darker than the background alike, so that neither one pixel nor a sum of pixels tells the class.
-    """
-    random, names = np.random.default_rng(0), LABELS[MOVING_SHAPES]
-    labels = random.permutation(np.arange(count) % len(names))
-    images = np.stack([_draw_shape(names[label], random) for label in labels])
-    return images[:, None], labels
-
-
-def _draw_shape(kind: str, random: np.random.Generator) -> files.Bytes:
-    """Return one image, (32, 32), of a class by its name."""
-    height, width = SHAPES[MOVING_SHAPES][1:]
-    side = int(random.integers(*_SIDES))
-    radius = side / np.sqrt(np.pi)
-    reach = int(np.ceil(radius if kind == "circle" else side / 2))
-    top, left = random.integers(reach, (height - reach + 1, width - reach + 1))
-    rows, columns = np.arange(height)[:, None] + 0.5 - top, np.arange(width) + 0.5 - left
-    inside = np.maximum(abs(rows), abs(columns)) < side / 2
-    if kind == "circle":
-        inside = rows**2 + columns**2 < radius**2
-    elif kind == "stripes":
-        across = rows if random.integers(2) else columns
-        inside &= across // 2 % 2 == random.integers(2)
-    step = random.uniform(*_STEP) * random.choice((-1, 1))
-    down, right = random.uniform(-_SLOPE, _SLOPE, 2)
-    slope = down * np.linspace(-1, 1, height)[:, None] + right * np.linspace(-1, 1, width)
-    image = 0.5 + slope + step * inside + random.normal(0, _NOISE, inside.shape)
-    pixels: files.Bytes = (255 * image.clip(0, 1)).round().astype(np.uint8)
-    return pixels
 
 
 # -- folders of pictures, and data sets to test on ----------------------------------------------------
@@ -207,19 +160,19 @@ def _read_pictures(pictures: Pictures, shape: tuple[int, ...]) -> Dataset:
 
 def load_test(
     name: str | None,
-    about: Mapping[str, Any],
-    labels: tuple[str, ...] | None,
+    network: Any,
     shape: tuple[int, ...],
     options: DataOptions,
     where: str,
     *,
     only_test: bool = True,
 ) -> Dataset:
-    """Read a data set to test a network on, by default that of its training, as its notes ``about`` name it.
+    """Read a data set to test a fold or a run on, by default that of its training, as its notes ``about`` name it.
 
     Of the folder of the training, the held-out pictures are read; of another folder all pictures, or those
     below ``test``. Classes get the numbers that the network has for their names, ``labels``.
     """
+    about, labels = network.about or {}, network.labels
     trained, digest = about.get("dataset"), about.get("pictures")
     name = name or (trained if trained in SHAPES or digest else None)
     if name is None:

@@ -22,7 +22,7 @@ from ...errors import first_line, refusal
 from ...utils.files import replace_file
 from ...utils.text import size
 from ..checks import require_choice
-from .catalogue import LAYOUTS, NAMES, WITHOUT_FILES
+from .catalogue import DIGITS, LAYOUTS, NAMES
 
 Bytes = npt.NDArray[np.uint8]
 VARIABLE = "CONFORMALLAYERS_DATA"
@@ -59,7 +59,7 @@ def found_where(root: Path) -> dict[str, str]:
         folder, found = find_files(name, root)
         missing = len(layout.checksums) - len(found)
         where[name] = f"{folder}{f' ({missing} missing)' if missing else ''}" if found else ""
-    return where | WITHOUT_FILES
+    return {**where, DIGITS: "comes with scikit-learn"}
 
 
 def read_files(name: str, root: Path) -> Iterator[tuple[str, Path, bytes]]:
@@ -161,7 +161,7 @@ def fetch(name: str, root: Path, source: str | None) -> list[Path]:
     Files are checked and stored uncompressed; correct ones are kept.
     """
     require_choice("data get", name, NAMES, "Run conformallayers data list.")
-    if name in WITHOUT_FILES:
+    if name == DIGITS:
         return []
     layout = LAYOUTS[name]
     target = root / layout.folders[0]

@@ -42,7 +42,6 @@ _BOARD = ("-M", "mps2-an386", "-cpu", "cortex-m4", "-nographic", "-monitor", "no
 _HOST = ("-serial", "none", "-semihosting-config", "enable=on,target=native")
 # Per tick of the timer: it runs at 25 MHz, and with -icount shift=0 an instruction takes 1 ns.
 INSTRUCTIONS = 40
-_MEMORY = 2**22  # bytes of flash, and of RAM, in board.ld
 _LONGEST = 3600  # seconds of a run
 
 
@@ -65,10 +64,6 @@ def missing_tools() -> list[str]:
 
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
     """Cross-compile the files of ``export_c``, optionally with their self-test, and run images (N, …) one by one."""
-    for kind, needed in (("flash", made.constant_bytes), ("RAM", made.ram_bytes)):
-        if needed > _MEMORY:
-            expected, got = f"at most {size(_MEMORY)} of {kind}, which the board has", size(needed)
-            raise refusal("device", expected, got, "Try --dtype int8, or a smaller network.")
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
         folder = Path(name)
         np.ascontiguousarray(images, "<f4").tofile(folder / "images.bin")
@@ -136,7 +131,7 @@ def _run(command: list[str], folder: Path, task: str) -> str:
     how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     done = subprocess.run(command, cwd=folder, timeout=_LONGEST, **how)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-2000:]
+        said = " ".join((done.stderr or done.stdout).split())[-2000:]
         raise ConformalError(f"device: could not {task}: exit status {done.returncode}. {said}")
     return str(done.stdout)
 
@@ -161,9 +156,9 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     """Run one network on the device, and return its record."""
     loaded = load_model(network, "device")
     folded = loaded.fold("device")
-    notes = loaded.about, loaded.labels, folded.input_shape
     only_test = chosen.dtype != INT8
-    data = load_test(chosen.dataset, *notes, chosen, "device --dataset", only_test=only_test)
+    places = folded.input_shape, chosen, "device --dataset"
+    data = load_test(chosen.dataset, folded, *places, only_test=only_test)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, CALIBRATION))

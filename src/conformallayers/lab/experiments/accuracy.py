@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rich.console import Console
 
+from ...errors import refusal
 from ..checks import require_choice
 from ..options import AccuracyOptions
 from ..training.config import make_config, resolved
@@ -30,44 +31,31 @@ def run_accuracy(
     or the loss is not finite, is named at the end and does not stop the others.
     """
     command, key = f"experiment {number}", ("network", "dataset", "variant", "seed")
-    records = Records(command, options, "accuracy", key, cells)
+    for name in options.variant:
+        require_choice(f"{command} --variant", name, paper.VARIANTS, "Name one of them.")
     found = {
         (cell.network, cell.dataset, variant, seed): cell
         for seed in options.seed
         for variant in options.variant or [None]
-        for cell in select_cells(number, options.network, options.dataset, variant)
+        for cell in select_cells(number, options.network, options.dataset)
+        if (cell.network, variant) != ("BaseLinearNet", "modern")  # it has no training preset
     }
-    with records:
+    with Records(command, options, "accuracy", key, cells) as records:
         for names, cell in found.items():
             _, _, variant, seed = names
             records.row(*names, measure=partial(_train, cell, variant, seed, options, console))
     return [records.rows[names] for names in found]
 
 
-def select_cells(
-    number: int,
-    network: Sequence[str] = (),
-    dataset: Sequence[str] = (),
-    variant: str | None = None,
-) -> list[Cell]:
-    """Return the cells of an experiment that pass all filters; an empty filter passes all."""
-    networks = paper.NETWORKS[number]
-    for option, names, known in (
-        ("variant", [variant] if variant else [], paper.VARIANTS),
-        ("network", network, networks),
-        ("dataset", dataset, paper.DATASETS),
-    ):
-        for name in names:
-            where = f"experiment {number} --{option}"
-            require_choice(where, name, known, "Name one of them.")
-    return [
-        cell
-        for cell in paper.CELLS
-        if cell.network in (network or networks)
-        and cell.network in networks
-        and cell.dataset in (dataset or paper.DATASETS)
-        and (cell.network, variant) != ("BaseLinearNet", "modern")  # it has no training preset
-    ]
+def select_cells(number: int, network: Sequence[str], dataset: Sequence[str]) -> list[Cell]:
+    """Return the cells of an experiment that pass both filters; an empty filter passes all."""
+    cells = [cell for cell in paper.CELLS if cell.network in paper.NETWORKS[number]]
+    cells = [cell for cell in cells if cell.network in (network or paper.NETWORKS[number])]
+    cells = [cell for cell in cells if cell.dataset in (dataset or paper.DATASETS)]
+    if not cells:
+        got, remedy = ", ".join(network), f"It trains {', '.join(paper.NETWORKS[number])}."
+        raise refusal(f"experiment {number} --network", "its networks", got, remedy)
+    return cells
 
 
 def _train(

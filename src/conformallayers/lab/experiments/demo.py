@@ -1,4 +1,4 @@
-"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures."""
+"""The demo: train networks plain, expanded and conformal on digits, fold them, and show what runs where."""
 
 from __future__ import annotations
 
@@ -10,136 +10,152 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
 import conformallayers as cl
 
+from ...errors import ConformalError, first_line
+from ...nn.expanded import Expanded
+from ...session import ENGINES
 from ...utils.files import write_json
-from ...utils.text import table
+from ...utils.text import count, size, table
 from ..checks import torch_settings
+from ..data.batches import as_input
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
-from ..data.datasets import Dataset, digits
+from ..data.datasets import Dataset, load
 from ..measure import interleave
 from ..report import figures
+from ..training.evaluate import accuracy
 from .records import Row
 
 SHAPE = SHAPES[DIGITS]
-BATCHES = (1, 64)
-_CHANNELS, _HIDDEN, _GAIN = 16, 128, 10.0
+_DEPTH, _CHANNELS, _HIDDEN, _GAIN = 6, 16, 128, 10.0  # of the conformal network
 _BATCH, _RATE, _SMOOTHING = 64, 3e-3, 0.2  # of the training
-_EXECUTIONS = 123  # timed calls of each path
+_TIMED, _EXECUTIONS = 64, 60  # images in a batch, and timed calls of it
+NEXT = """Next:
+  conformallayers train StageNet FOLDER --training-preset modern   # your pictures, one sub-folder per class
+  conformallayers predict mnist-micro IMAGE.png                    # a trained network; conformallayers zoo lists all
+  conformallayers export mnist-micro --format c --report           # does it fit a microcontroller?
+  conformallayers playground                                       # a web page to draw on"""
 
 
-def build_model(depth: int = 6) -> nn.Sequential:
-    """Return convolutions with ReSPro and a learned gain, then a head of two linear layers.
+def networks() -> dict[str, Any]:
+    """Return networks with random weights, (B, 1, 8, 8) → (B, 10).
 
-    Shape:
-        (B, 1, 8, 8) → (B, 10)
+    "expanded" deploys the layers of "plain"; "conformal" is six convolutions with ReSPro, a learned gain and an MLP.
     """
+    plain = nn.Sequential(
+        *(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32, CLASSES)),
+    )
+    expanded = cl.expand(plain)
+    for module in expanded.modules():
+        if isinstance(module, Expanded):
+            module.reset_parameters()
     layers: list[nn.Module] = []
-    for index in range(depth):
+    for index in range(_DEPTH):
         layers.append(cl.Conv2d(_CHANNELS if index else 1, _CHANNELS, 3, padding=1))
         layers.append(cl.ReSPro("spectral"))
     width = _CHANNELS * SHAPE[1] * SHAPE[2]
-    return nn.Sequential(
-        cl.ConformalLayers(*layers, cl.Scale(_GAIN)),
-        nn.Flatten(),
-        nn.Linear(width, _HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_HIDDEN, CLASSES),
-    )
+    head = nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, CLASSES)
+    conformal = nn.Sequential(cl.ConformalLayers(*layers, cl.Scale(_GAIN)), nn.Flatten(), *head)
+    return {"plain": plain, "expanded": expanded, "conformal": conformal}
 
 
 def train(model: nn.Module, data: Dataset, epochs: int) -> Iterator[Row]:
     """Train with Adam and a one-cycle learning rate; yield loss, rate and test accuracy of every epoch."""
-    count = len(data.train_labels)
+    images = as_input(data.train_images, shape=SHAPE)
     optimiser = torch.optim.Adam(model.parameters(), lr=_RATE)
-    steps = epochs * -(-count // _BATCH)
+    steps = epochs * -(-len(images) // _BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
     loss_of = nn.CrossEntropyLoss(label_smoothing=_SMOOTHING)
     for epoch in range(epochs):
         model.train()
         total = 0.0
-        for rows in torch.randperm(count).split(_BATCH):
+        for rows in torch.randperm(len(images)).split(_BATCH):
             (rate,) = schedule.get_last_lr()
-            loss = loss_of(model(data.train_images[rows]), data.train_labels[rows])
+            loss = loss_of(model(images[rows]), data.train_labels[rows])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
             total += float(loss.detach()) * len(rows)
-        model.eval()
-        with torch.no_grad():
-            share = accuracy(model(data.test_images), data.test_labels)
-        row = {"epoch": epoch + 1, "loss": total / count, "learning_rate": rate}
+        share = accuracy(model.eval(), data.test_images, data.test_labels, shape=SHAPE)
+        row = {"epoch": epoch + 1, "loss": total / len(images), "learning_rate": rate}
         yield {**row, "test_accuracy": share}
 
 
-def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose largest score is the label's."""
-    return float((scores.argmax(1) == labels).double().mean())
+def compare(model: nn.Module, folded: cl.Folded, data: Dataset) -> Row:
+    """Run a network as it was trained and folded on the test images; return accuracies, times and difference."""
+    test = data.test_images, data.test_labels
+    x = as_input(data.test_images, shape=SHAPE)
+    paths = {"trained": model, "folded": folded}
+    with torch.inference_mode(), cl.layer_by_layer():
+        calls = {name: partial(path, x[:_TIMED]) for name, path in paths.items()}
+        times = interleave(calls, _EXECUTIONS, pause=0.0)
+        return {
+            "accuracy": {name: accuracy(path, *test, shape=SHAPE) for name, path in paths.items()},
+            "microseconds": {name: 1e3 * t["median"] / _TIMED for name, t in times.items()},
+            "difference": cl.testing.relative_error(folded(x), model(x)),
+        }
 
 
-def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> Row:
-    """Run both paths on the test images; return accuracies, differences and times."""
-    features: Any = model[0]
-    layers = [nn.ReLU() if isinstance(layer, cl.ReSPro) else layer for layer in features]
-    relu = nn.Sequential(*layers, *list(model)[1:]).eval()
-    paths = {"layers": model.eval(), "folded": folded, "relu": relu}
-    times: Row = {}
-    with torch.no_grad(), cl.layer_by_layer():
-        layered, direct = model(data.test_images), folded(data.test_images)
-        for batch in BATCHES:
-            x = data.test_images[:batch]
-            engines = {name: partial(path, x) for name, path in paths.items()}
-            found = interleave(engines, _EXECUTIONS, pause=0.0)
-            seconds = {name: timing["median"] / 1e3 / batch for name, timing in found.items()}
-            times[str(batch)] = {**seconds, "ratio": seconds["layers"] / seconds["folded"]}
-    return {
-        "accuracy": {
-            "layers": accuracy(layered, data.test_labels),
-            "folded": accuracy(direct, data.test_labels),
-        },
-        "largest_relative_difference": cl.testing.relative_error(direct, layered),
-        "seconds_per_image": times,
-        "strategy": folded.strategy,
-    }
+def runtimes(folded: cl.Folded, data: Dataset, out: Path) -> list[list[str]]:
+    """Write a fold to files and run it in every runtime; return a line of a table for each."""
+    x = as_input(data.test_images[:_TIMED], shape=SHAPE)
+    cl.save(folded, out / "digits.safetensors")
+    lines = []
+    for engine in ENGINES:
+        try:
+            session = cl.Session(folded, engine=engine)
+        except ConformalError as refused:
+            lines.append([engine, "", first_line(refused)])
+            continue
+        took = interleave({engine: partial(session, x)}, _EXECUTIONS, pause=0.0)[engine]["median"]
+        difference = cl.testing.relative_error(session(x), folded(x))
+        lines.append([engine, f"{1e3 * took / _TIMED:.2f}", f"{difference:.0e} from torch"])
+    made = cl.export_c(folded, out / "c", name="digits")
+    memory = f"{size(made.constant_bytes)} of constants, {size(made.ram_bytes)} of RAM"
+    return [*lines, ["C99", "", memory]]
 
 
-def run_demo(out: Path, *, epochs: int = 20, seed: int = 0, depth: int = 6) -> Row:
-    """Run the demo, write figures and ``metrics.json`` into a folder, and return its metrics."""
-    console = Console()
-    with torch_settings(1, seed):  # more threads do not speed up layers this small
-        data, model = digits(), build_model(depth)
+def run_demo(out: Path, *, epochs: int = 20) -> Row:
+    """Run the demo, write figures, files and ``metrics.json`` into a folder, and return its metrics."""
+    console = Console(highlight=False, soft_wrap=True)
+    with torch_settings(1, seed=0):  # more threads do not speed up layers this small
+        data, models = load(DIGITS), networks()
         out.mkdir(parents=True, exist_ok=True)
-        progress = track(train(model, data, epochs), "training", epochs, console=console)
-        history = list(progress)
-        folded = cl.fold(model, SHAPE)
-        console.print(f"\nFolded {depth} convolutions and {depth} activations:")
-        console.print(str(folded.explain()), markup=False, highlight=False, soft_wrap=True)
-        options = {"epochs": epochs, "seed": seed, "depth": depth}
-        metrics = {"options": options, **compare(model, folded, data), "history": history}
+        history = {
+            name: list(track(train(model, data, epochs), f"{name:9}", epochs, console=console))
+            for name, model in models.items()
+        }
+        folds = {name: cl.fold(model, SHAPE) for name, model in models.items()}
+        metrics = {name: compare(model, folds[name], data) for name, model in models.items()}
+        lines = runtimes(folds["expanded"], data, out)
         # Up to the first layer of the head, which folds into M.
-        front = cl.fold(model[:3], SHAPE)
-    title = f"{depth} convolutions, {depth} ReSPro and a linear layer"
-    figures.save(figures.respro_curve(), out, "respro")
-    figures.save(figures.training_figure(history, "Training, layer by layer"), out, "training")
+        front = cl.fold(models["conformal"][:3], SHAPE)
+    title = f"{_DEPTH} convolutions, {_DEPTH} ReSPro and a linear layer"
     drawn = figures.folded_arrays(front.matrix(), front.forms()[0], title)
     figures.save(drawn, out, "folded")
-    write_json(out / "metrics.json", metrics)
-    console.print(f"\n{_summary(metrics)}", highlight=False, soft_wrap=True)
-    console.print(f"Wrote figures and metrics.json to {out}/", highlight=False, soft_wrap=True)
-    return metrics
+    figures.save(figures.training_figure(history["expanded"], "expanded"), out, "training")
+    record = {"epochs": epochs, "networks": metrics, "history": history}
+    write_json(out / "metrics.json", record)
+    console.print(f"\n{_summary(models, folds, metrics)}", markup=False)
+    console.print("\nWhere the expanded network runs, folded:", markup=False)
+    console.print(table(["runtime", "µs per image", "result"], lines), markup=False)
+    console.print(f"\nWrote figures, files and metrics.json to {out}/\n\n{NEXT}", markup=False)
+    return record
 
 
-def _summary(metrics: Row) -> str:
-    shares = metrics["accuracy"]
-    rows = [["accuracy", *(f"{100 * shares[path]:.2f} %" for path in ("layers", "folded")), "", ""]]
-    for batch, times in metrics["seconds_per_image"].items():
-        layers, folded, relu = (f"{1e6 * times[p]:.1f} µs" for p in ("layers", "folded", "relu"))
-        ratio = f"{times['ratio']:.1f}"
-        rows.append([f"time per image, batch {batch}", layers, folded, ratio, relu])
-    difference = f"{metrics['largest_relative_difference']:.1e}"
-    rows.append(["largest relative difference", "", difference, "", ""])
-    header = ["on test images", "layer by layer", "folded", "ratio", "with ReLU, untrained"]
-    return table(header, rows)
+def _summary(models: dict[str, Any], folds: dict[str, cl.Folded], metrics: Row) -> str:
+    """Return a table of the networks as they were trained and folded."""
+    rows = []
+    for name, found in metrics.items():
+        cells = [name, count(sum(p.numel() for p in models[name].parameters()))]
+        cells += [f"{found['microseconds']['trained']:.1f}"]
+        cells += [f"{found['microseconds']['folded']:.1f}", folds[name].strategy]
+        rows.append(
+            [*cells, f"{100 * found['accuracy']['folded']:.1f}", f"{found['difference']:.0e}"]
+        )
+    header = ["network", "trained weights", "µs trained", "µs folded", "strategy"]
+    return table([*header, "accuracy, %", "difference"], rows)

@@ -31,7 +31,7 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
     out.mkdir(parents=True, exist_ok=True)  # or fail before anything is computed
-    found = inspect(from_images(loaded.module, shape, "inspect"), shape)
+    found = inspect(from_images(loaded.module, shape, loaded.config.input_shape), shape)
     title = f"{loaded.about['network']}, {Path(loaded.about['dataset']).name}"
     for file, figure in inspection_figures(found, title).items():
         figures.save(figure, out, file)

@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from ...errors import ConformalError, first_line, ignored_warnings, refusal
+from ...errors import ConformalError, ignored_warnings, refusal
 from ...utils.files import write_json
 from ..checks import command_line, require_choice, require_same
 from ..data.datasets import Dataset, load
@@ -37,7 +37,7 @@ Space = dict[str, BaseDistribution]
 # Bounds for data sets that are not the paper's, or smaller.
 BATCH_SIZES, LEARNING_RATES = (8, 256), (1e-4, 1e-1)
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-_PLACES = ("data_root", "verify", "trials", "storage", "out")  # options that may change in a study
+_PLACES = ("data_root", "verify", "trials", "out")  # options that may change in a study
 _FIXED = (
     *("network", "dataset", "training_preset", "size", "validation", "seed", "threads", "device"),
     *DERIVED,
@@ -50,7 +50,7 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     """Run trials until the study has enough of them, and return the contents of ``study.json``.
 
     Trials are ranked by validation accuracy; the test images are not used. The same call
-    continues the study, and several processes may share one storage.
+    continues the study, and several processes may share its folder.
     """
     source = dataset
     if not isinstance(source, Dataset):
@@ -70,7 +70,7 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     chosen = {name: value for name, value in asdict(options).items() if name not in _PLACES}
     kept = {**names, **chosen, "space": list(options.space)}
     kept |= {"pictures": derived.get("pictures"), "source": derived["source"]}
-    study = _open_study(title, options, out, kept)
+    study = _open_study(title, options.max_epochs, out, kept)
     command = command_line(["sweep", *names.values()], {"trials": options.trials, **chosen})
     counts = {"train": images, "validation": len(held_out.test_labels)}
     about = {**provenance(command), **names, "options": kept, "images": counts}
@@ -146,24 +146,20 @@ def _draw(study: Study, space: Space, title: str, out: Path) -> None:
     figures.save(axes.figure, out, "study")
 
 
-def _open_study(name: str, options: SweepOptions, out: Path, kept: Row) -> Study:
+def _open_study(name: str, most: int, out: Path, kept: Row) -> Study:
     """Create or continue a study; its sampler has no seed, so that processes that share it draw different trials."""
     out.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is not a failed trial
-    most, eta = options.max_epochs, paper.HYPERBAND["eta"]
+    eta = paper.HYPERBAND["eta"]
     fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be pruned
-    try:
-        study = optuna.create_study(
-            study_name=name,
-            storage=options.storage or JournalStorage(JournalFileBackend(str(out / "journal.log"))),
-            sampler=TPESampler(),
-            pruner=HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta),
-            direction="maximize",
-            load_if_exists=True,
-        )
-    except Exception as error:  # every storage backend has its own errors
-        where, remedy = "sweep --storage", "Name an address such as sqlite:///study.db."
-        raise refusal(where, "a storage of Optuna", first_line(error), remedy) from error
+    study = optuna.create_study(
+        study_name=name,
+        storage=JournalStorage(JournalFileBackend(str(out / "journal.log"))),
+        sampler=TPESampler(),
+        pruner=HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta),
+        direction="maximize",
+        load_if_exists=True,
+    )
     if "options" in study.user_attrs:
         remedy = f"Give the options of the study {name}, or name another --out."
         require_same("sweep", study.user_attrs["options"], kept, remedy)
@@ -196,18 +192,15 @@ def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
         require_choice("sweep --space", name := name.replace("-", "_"), known, _REMEDY)
         usual = config.model_dump()
         ends, log = values.removesuffix(":log"), values.endswith(":log")
-        words = ends.split(":" if ":" in ends else ",")
+        is_range = ":" in ends
+        words = ends.split(":" if is_range else ",")
         found: Any = [getattr(make_config(**{**usual, name: word}), name) for word in words]
         if name == "epochs" and max(found) > config.epochs:
             expected = f"at most {config.epochs} epochs, as --max-epochs says"
             raise refusal("sweep --space", expected, str(max(found)), "Give both.")
         try:
-            if ":" not in values:
-                space[name] = CategoricalDistribution(found)
-            elif len(found) == 2 and all(isinstance(end, int) for end in found):
-                space[name] = IntDistribution(found[0], found[1], log)
-            else:
-                space[name] = FloatDistribution(found[0], found[1], log)
+            kind: Any = IntDistribution if isinstance(found[0], int) else FloatDistribution
+            space[name] = kind(*found, log=log) if is_range else CategoricalDistribution(found)
         except (TypeError, ValueError) as error:
             raise refusal("sweep --space", _FORM, repr(text), _REMEDY) from error
     return space

@@ -19,15 +19,13 @@ from ...errors import refusal, shape_text
 from ...numpy import load
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
-from ...utils.text import size
 from ...zoo.catalogue import network_files
 from ..checks import torch_settings
 from ..data.batches import from_images
 from ..data.catalogue import CLASSES, DIGITS, LABELS, SHAPES
-from ..data.datasets import digits
+from ..data.datasets import load as load_images
 from ..training.saved_models import locate
 
-LIMIT = 3 * 10**6  # bytes of the page
 NETWORK = "mnist-micro"  # of the zoo, where no other is named
 SHAPE = SHAPES[DIGITS]
 _WEB = Path(__file__).with_name("web")
@@ -47,12 +45,7 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
         remedy = "Give a file name such as playground.html."
         raise refusal("playground --out", "a file", f"the folder {out}", remedy)
     paths = [locate(fold, "playground") for fold in folds or [network_files()[NETWORK]]]
-    text = render(paths).encode()
-    if len(text) > LIMIT:
-        expected, got = f"a page of at most {size(LIMIT)}", size(len(text))
-        remedy = 'Fold with strategy="conv" and in float32, or give fewer files.'
-        raise refusal("playground", expected, got, remedy)
-    replace_file(out, [text])
+    replace_file(out, [render(paths).encode()])
     return out
 
 
@@ -154,10 +147,13 @@ def insight() -> Json:
 
 def examples() -> list[Json]:
     """Return one test image of every digit, as integers from 0 to 16."""
-    data = digits()
+    data = load_images(DIGITS)
     rows = [int((data.test_labels == label).nonzero()[0]) for label in range(CLASSES)]
     return [
-        {"label": str(label), "pixels": (data.test_images[row].flatten() * 16).int().tolist()}
+        {
+            "label": str(label),
+            "pixels": (data.test_images[row].flatten() / 255 * 16).round().int().tolist(),
+        }
         for label, row in enumerate(rows)
     ]
 

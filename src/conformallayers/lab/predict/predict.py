@@ -29,14 +29,13 @@ from ...zoo.catalogue import network_files
 from ..data.images import Array, Unreadable
 from ..options import PredictOptions
 from ..training.saved_models import chosen_labels, load_model, locate
-from .samples import Broken, Sample, find_samples
+from .samples import Sample, find_samples
 
 _FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
-Batch = Sequence[Sample | Broken]
-Row = dict[str, Any]  # path, and top: the likeliest classes, each with _FIELDS
-Scored = list[Row | Broken]
+# The path, and top: the likeliest classes, each with _FIELDS; or broken: why there are none.
+Row = dict[str, Any]
 
 
 def run_predict(
@@ -49,7 +48,7 @@ def run_predict(
     samples = list(find_samples(paths, network.input_shape))
     batches = [samples[i : i + options.batch] for i in range(0, len(samples), options.batch)]
     with contextlib.ExitStack() as stack:
-        scored: Iterable[Scored] = (score(batch, network, options) for batch in batches)
+        scored: Iterable[list[Row]] = (score(batch, network, options) for batch in batches)
         if options.ray and batches:
             scored = stack.enter_context(_ray_batches(batches, model, options))
         stream = sys.stdout
@@ -62,15 +61,15 @@ def run_predict(
         return _write(scored, stream, options.format, min(options.top, len(network.labels)))
 
 
-def _write(batches: Iterable[Scored], stream: TextIO, format: str, top: int) -> int:
+def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) -> int:
     """Write every batch as soon as it is predicted; return the number of broken samples."""
     good = broken = 0
     for batch in batches:
-        rows = [entry for entry in batch if not isinstance(entry, Broken)]
-        for entry in batch:
-            if isinstance(entry, Broken):
-                line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
+        for row in batch:
+            if "broken" in row:
+                line = f"conformallayers: {printable(row['path'])}: {printable(row['broken'])}"
                 print(line, file=sys.stderr)
+        rows = [row for row in batch if "top" in row]
         try:
             if rows and not good:
                 stream.write(header(format, top))
@@ -129,25 +128,24 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     return ReadyNetwork(run, net.input_shape, labels or numbers, scales)
 
 
-def score(batch: Batch, network: ReadyNetwork, options: PredictOptions) -> Scored:
-    """Read and run one batch; broken samples keep their places."""
-    found: dict[int, Row | Broken] = {}
-    values: dict[int, Array] = {}
-    for place, sample in enumerate(batch):
-        if isinstance(sample, Broken):
-            found[place] = sample
-            continue
+def score(batch: Sequence[Sample], network: ReadyNetwork, options: PredictOptions) -> list[Row]:
+    """Read and run one batch; return a row for every sample."""
+    rows: list[Row] = []
+    values: list[Array] = []
+    for sample in batch:
+        rows.append({"path": sample.name})
         try:
-            values[place] = sample.read(network.input_shape, network.scales)
+            values.append(sample.read(network.input_shape, network.scales))
         except Unreadable as fault:
-            found[place] = Broken(sample.name, str(fault))
-    outputs = network.run(np.stack(list(values.values()))) if values else ()
-    for place, scores in zip(values, outputs, strict=True):
-        name = batch[place].name
-        found[place] = Broken(name, "scores that are not finite")
+            rows[-1]["broken"] = str(fault)
+    outputs = network.run(np.stack(values)) if values else ()
+    whole = (row for row in rows if "broken" not in row)
+    for row, scores in zip(whole, outputs, strict=True):
         if np.isfinite(scores).all():
-            found[place] = {"path": name, "top": likeliest(scores, options.top, network.labels)}
-    return [found[place] for place in range(len(batch))]
+            row["top"] = likeliest(scores, options.top, network.labels)
+        else:
+            row["broken"] = "scores that are not finite"
+    return rows
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -199,8 +197,8 @@ def _line(format: str, cells: Sequence[Any]) -> str:
 
 @contextlib.contextmanager
 def _ray_batches(
-    batches: Sequence[Batch], model: str | os.PathLike[str], options: PredictOptions
-) -> Iterator[Iterator[Scored]]:
+    batches: Sequence[Sequence[Sample]], model: str | os.PathLike[str], options: PredictOptions
+) -> Iterator[Iterator[list[Row]]]:
     """Share batches among processes with Ray Data; yield their predictions in order, then leave the cluster."""
     for name, value in _QUIET.items():  # before the import, which reads them
         os.environ.setdefault(name, value)

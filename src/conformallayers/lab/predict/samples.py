@@ -29,48 +29,39 @@ class Sample:
 
     def read(self, shape: tuple[int, ...], resize: bool) -> Array:
         """Return the values, float32, bytes scaled to [0, 1]; raise Unreadable if there are none of this shape."""
-        if self.row is None:
+        if os.path.isdir(self.path):
+            raise Unreadable("a closed folder")
+        if not _is_array(self.path):
             return read_image(self.path, shape, resize)
         rows = open_rows(self.path, shape)
         values: Array = rows[self.row].astype(np.float32)
         return values / np.float32(255) if rows.dtype == np.uint8 else values
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A sample, file or folder that cannot be read, and the reason."""
-
-    name: str
-    reason: str
-
-
-def find_samples(paths: Iterable[str], shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    """Yield the samples of files and folders, in order.
+def find_samples(paths: Iterable[str], shape: tuple[int, ...]) -> Iterator[Sample]:
+    """Yield the samples of files and folders, in order; one for each file or folder that cannot be read.
 
     A folder is searched recursively for images and arrays, sorted by name. Hidden files and files
     with other suffixes are skipped; links to folders are not followed.
     """
     for path in paths:
-        if not os.path.isdir(path):
-            yield from _in_file(path, shape)
-            continue
         closed: list[OSError] = []
-        for file in files_below(path, (*SUFFIXES, ARRAY), closed.append):
-            yield from _in_file(file, shape)
-        yield from (Broken(str(error.filename), error.strerror or "closed") for error in closed)
+        files: Iterable[str] = [path]
+        if os.path.isdir(path):
+            files = files_below(path, (*SUFFIXES, ARRAY), closed.append)
+        for file in files:
+            if not _is_array(file):
+                yield Sample(file)
+                continue
+            try:
+                yield from (Sample(file, row) for row in range(len(open_rows(file, shape))))
+            except Unreadable:
+                yield Sample(file)
+        yield from (Sample(str(error.filename)) for error in closed)
 
 
-def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    if not path.lower().endswith(ARRAY):
-        yield Sample(path)
-        return
-    try:
-        count = len(open_rows(path, shape))
-    except Unreadable as fault:
-        yield Broken(path, str(fault))
-        return
-    for row in range(count):
-        yield Sample(path, row)
+def _is_array(path: str) -> bool:
+    return path.lower().endswith(ARRAY)
 
 
 @lru_cache(maxsize=4)

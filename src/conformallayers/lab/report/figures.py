@@ -14,7 +14,6 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...nn.activations import ReSPro
 from ...utils.files import staged_files
 
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -70,18 +69,6 @@ def draw_signed(axes: Any, values: Tensor) -> Any:
     array = values.detach().double().cpu()
     peak = array.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
     return axes.imshow((array / peak).numpy(), cmap="PuOr", vmin=-1, vmax=1)
-
-
-def respro_curve() -> Figure:
-    """Draw ``y = 2αx/(α² + x²)`` of points with one coordinate, for some α."""
-    x = torch.linspace(-4, 4, 401, dtype=torch.float64)
-    with styled(6.4, 3.6) as (figure, axes):
-        for alpha in (0.5, 1.0, 2.0):
-            axes.plot(x, ReSPro(alpha)(x[:, None])[:, 0], label=f"α = {alpha:g}")
-        axes.grid(alpha=0.3)
-        axes.set(xlabel="x", ylabel="y", title="ReSPro: 1 at x = α, and smaller beyond")
-        axes.legend(loc="upper left", frameon=False)
-    return figure
 
 
 def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:

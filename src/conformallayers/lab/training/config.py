@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from ...errors import ConformalError, refusal, shape_text
+from ...errors import ConformalError, first_line, refusal, shape_text
 from ...utils.text import suggest
-from ..checks import command_line, flag, require_device
+from ..checks import command_line, flag
 from ..data.catalogue import CLASSES, LABELS, NAMES
 from .own_networks import build_own, find_network, is_own
 
@@ -78,7 +78,6 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
     ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
     ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
-    ("Stage", "shapes"): {**_STAGES, "epochs": 8, "batch_size": 64},
     ("Stage", PICTURES): {**_STAGES, "epochs": 30, "batch_size": 32, "shift": 2},
 }
 NETWORK_OPTIONS = (
@@ -188,7 +187,13 @@ class TrainConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
-        require_device("train --device", value)
+        import torch
+
+        try:
+            torch.empty(1, device=value)
+        except (RuntimeError, AssertionError) as error:
+            got = f"{value!r} ({first_line(error)})"
+            raise _refused("device", "a device of this machine", got) from error
         return value
 
     @model_validator(mode="after")

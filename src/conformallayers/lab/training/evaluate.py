@@ -58,25 +58,22 @@ def accuracy(
 
 
 def accuracy_by_path(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    device: str = "cpu",
-    shape: tuple[int, ...] = IMAGE_SHAPE,
+    model: nn.Module, data: Dataset, shape: tuple[int, ...], device: str = "cpu"
 ) -> tuple[dict[str, Any], Tensor]:
     """Return the accuracy ``layers`` and ``folded`` with the fold's ``strategy``, and the scores, (N, classes).
 
-    A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
+    Without ConformalLayers, ``folded`` and ``strategy`` are None.
     """
     model = model.eval()
     with layer_by_layer():
-        scores = all_scores(model, images, device, shape)
-    found: dict[str, Any] = {"layers": share_correct(scores, labels)}
+        scores = all_scores(model, data.test_images, device, shape)
+    found: dict[str, Any] = {"layers": share_correct(scores, data.test_labels)}
     found |= {"folded": None, "strategy": None}
     if any(isinstance(module, ConformalLayers) for module in model.modules()):
         folded = fold(model, shape)
-        scores = all_scores(folded, images, device, shape)
-        found |= {"folded": share_correct(scores, labels), "strategy": folded.strategy}
+        scores = all_scores(folded, data.test_images, device, shape)
+        folded_share = share_correct(scores, data.test_labels)
+        found |= {"folded": folded_share, "strategy": folded.strategy}
     return found, scores
 
 
@@ -94,15 +91,13 @@ def evaluate(
     model = load_model(run, "evaluate")
     shape = model.shape if model.config is None else model.config.input_shape
     if not isinstance(dataset, Dataset):
-        notes = model.about, model.labels, shape
-        dataset = load_test(dataset, *notes, options, "evaluate --dataset")
+        dataset = load_test(dataset, model, shape, options, "evaluate --dataset")
     if model.config is None:
         folded = model.fold("evaluate")
-        share = fold_accuracy(folded, dataset)
-        found = {"layers": None, "folded": share, "strategy": folded.strategy}
+        found: dict[str, Any] = {"layers": None, "folded": fold_accuracy(folded, dataset)}
+        found["strategy"] = folded.strategy
     else:
-        test = dataset.test_images, dataset.test_labels
-        found, _ = accuracy_by_path(model.module, *test, shape=shape)
+        found, _ = accuracy_by_path(model.module, dataset, shape)
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
@@ -126,8 +121,8 @@ def quantize_fold(
     Returns:
         The fold; and dataset, images, and the accuracies ``float`` and ``int8`` on test images.
     """
-    notes = folded.about or {}, folded.labels, folded.input_shape
-    data = load_test(images, *notes, options, "quantize --images", only_test=False)
+    shape, where = folded.input_shape, "quantize --images"
+    data = load_test(images, folded, shape, options, where, only_test=False)
     quantized = quantize(folded, calibration_images(data, folded, count))
     found = {"float": fold_accuracy(folded, data), "int8": fold_accuracy(quantized, data)}
     return quantized, {"dataset": data.name, "images": len(data.test_labels), **found}

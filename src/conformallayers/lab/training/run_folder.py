@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +29,17 @@ _UNCHANGED = {"pictures": "the folder of pictures", "source": "the file of the n
 
 
 @dataclass(frozen=True)
-class TrainState:
-    """The options and the row of each epoch of a run."""
-
-    config: dict[str, Any]
-    history: list[dict[str, Any]]
-
-    @property
-    def epoch(self) -> int:
-        """The number of finished epochs."""
-        return len(self.history)
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint: its path, tensors by flat name, and everything else."""
+    """The contents of a checkpoint: tensors by flat name, the options of the run, and the row of each epoch."""
 
     path: str
     tensors: dict[str, Tensor]
-    state: TrainState
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
 
     def network(self) -> tuple[TrainConfig, nn.Module]:
         """Return the options and the trained network."""
-        config = make_config(**{**self.state.config, "device": "cpu"})
+        config = make_config(**{**self.config, "device": "cpu"})
         model = config.build()
         self.restore(model)
         return config, model
@@ -83,7 +71,8 @@ def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    state: TrainState,
+    config: dict[str, Any],
+    history: list[dict[str, Any]],
 ) -> None:
     """Write a checkpoint."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -95,7 +84,7 @@ def save_checkpoint(
     # Copies, because safetensors refuses tensors that share memory.
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     with staged_files(path) as (staged,):
-        save_file(copies, staged, {"state": json.dumps(asdict(state))})
+        save_file(copies, staged, {"state": json.dumps({"config": config, "history": history})})
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -103,9 +92,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     where = os.fspath(path)
     try:
         with safe_open(where, "pt") as file:
-            state = TrainState(**json.loads((file.metadata() or {})["state"]))
-            names = list(file.keys())
-            return Checkpoint(where, {name: file.get_tensor(name) for name in names}, state)
+            state = json.loads((file.metadata() or {})["state"])
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            return Checkpoint(where, tensors, state["config"], state["history"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         got = f"another file ({first_line(error)})"
         raise refusal(where, "a training checkpoint", got, _REMEDY) from error

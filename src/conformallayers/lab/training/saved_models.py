@@ -63,7 +63,9 @@ class Loaded:
             expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
             raise refusal(f"{command} --shape", expected, "none", remedy)
         shape = shape or self.shape
-        model = self.module if self.config is None else from_images(self.module, shape, command)
+        model = self.module
+        if self.config is not None and not self.config.is_own:
+            model = from_images(model, shape, self.config.input_shape, command)
         folded = fold(model, shape, **options)
         folded.labels, folded.about = self.labels, dict(self.about)
         return folded
@@ -111,7 +113,7 @@ def _load_run(path: Path) -> Loaded:
     found = load_checkpoint(path)
     config, module = found.network()
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
-    about |= {"epoch": found.state.epoch, "white": 1.0}  # the value of a white pixel
+    about |= {"epoch": len(found.history), "white": 1.0}  # the value of a white pixel
     if config.pictures is not None:
         about["pictures"] = config.pictures
     return Loaded(module.eval(), path, config.class_names, about, config)

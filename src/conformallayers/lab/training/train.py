@@ -34,7 +34,7 @@ from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
 from .evaluate import accuracy, accuracy_by_path
 from .own_networks import absolute, check_outputs, source_hash
-from .run_folder import METRICS, RESULT, TrainState
+from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
 
 TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"  # names of figures
@@ -226,7 +226,7 @@ class _Run:
             return
         found = run_folder.load_checkpoint(path)
         found.restore(self.model, self.optimizer)
-        self.history = found.state.history
+        self.history = found.history
         done = len(self.history) * len(self.batches)
         self.scheduler = make_scheduler(self.config, self.optimizer, self.total, done)
 
@@ -248,8 +248,7 @@ class _Run:
         """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
         images = self.batches.images[:_DIAGNOSED].to(self.config.device)
         x = as_input(images, shape=self.config.input_shape)
-        conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
-        if not conformal or not bool(x.any()):
+        if not any(isinstance(module, ConformalLayers) for module in self.model.modules()):
             return
         try:
             found = diagnose(self.model, x).warnings
@@ -299,8 +298,8 @@ class _Run:
         """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
         # The history grows between both: an interrupt then tells the epoch of the checkpoint.
         if self.ranks.is_first:
-            state = TrainState(config=self.config.model_dump(), history=history)
-            run_folder.save_checkpoint(self.folder / CHECKPOINT, self.model, self.optimizer, state)
+            path, config = self.folder / CHECKPOINT, self.config.model_dump()
+            run_folder.save_checkpoint(path, self.model, self.optimizer, config, history)
         self.history = history
         if self.ranks.is_first:
             write_csv(self.folder / METRICS, history)
@@ -308,8 +307,7 @@ class _Run:
     def finish(self, source: Dataset, figures: bool) -> TrainResult:
         """Measure the network on the test images, write the result, and draw figures."""
         config, last = self.config, self.history[-1]
-        test = source.test_images, source.test_labels
-        found, scores = accuracy_by_path(self.model, *test, config.device, config.input_shape)
+        found, scores = accuracy_by_path(self.model, source, config.input_shape, config.device)
         row: dict[str, Any] = {
             "network": config.network,
             "dataset": config.dataset,
