@@ -93,7 +93,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL, or one of your own: FILE.py:NAME.
-        dataset: mnist, fashion-mnist, cifar10, digits, shapes, or a folder with a sub-folder a class.
+        dataset: mnist, fashion-mnist, cifar10, digits, or a folder with a sub-folder a class.
     """
     from ..lab.experiments.sweep import run_sweep
     from ..lab.measure import keep_freed_memory

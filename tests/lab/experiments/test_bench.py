@@ -26,11 +26,8 @@ from conformallayers.lab.experiments.bench import (
 )
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.options import BenchOptions
-from conformallayers.utils.text import markdown
 from oracle import randomise, relative_error
 from support import run_command
-
-RESULTS = Path(__file__).parents[3] / "results" / "benchmarks"
 
 
 def test_command_of_the_record_measures_the_same(
@@ -68,11 +65,6 @@ def test_speed_up_is_that_of_the_fastest_fold() -> None:
     assert line[-5:] == ["conv", bench.SESSION, "onnx", "2.00", ""]
     plain = {**row, "times": {"eager": {"median": 1.0}}, "strategy": ""}
     assert bench.cells([plain])[1][0][2:] == ["1.000", "", "", "eager", "", ""]
-
-
-def test_the_committed_table_is_that_of_its_record() -> None:
-    rows = json.loads((RESULTS / "bench.json").read_text())["rows"]
-    assert markdown(*bench.cells(rows)) in (RESULTS / "bench.md").read_text()
 
 
 def tiny(convolution: type[nn.Module], *activation: nn.Module) -> nn.Module:

@@ -12,7 +12,8 @@ import torch
 
 import conformallayers as cl
 from conformallayers.errors import MissingExtra
-from conformallayers.lab.data.datasets import draw_shapes
+from conformallayers.lab.data.batches import as_input
+from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import robustness
 from conformallayers.lab.experiments.cost import NETWORKS, config_of
 from conformallayers.lab.experiments.records import Row
@@ -104,7 +105,7 @@ def test_table_has_the_mean_over_strengths() -> None:
     assert cells(rows)[1] == [["A", "50.0", "90.0", "40.0", "60.0", "90.0"]]
 
 
-IMAGES = torch.from_numpy(draw_shapes(4)[0])
+IMAGES = as_input(load("digits").test_images[:4]).mul(255).byte()
 
 
 @pytest.fixture
@@ -120,18 +121,17 @@ def package() -> None:
 def test_corruptions_repeat_and_depend_on_nothing_but_the_image(name: str) -> None:
     found = corrupted(IMAGES, name, 5)
     assert (found.shape, found.dtype) == ((4, 3, 32, 32), torch.uint8)
-    clean = IMAGES.expand(-1, 3, -1, -1)
-    assert not torch.equal(found, clean)
+    assert not torch.equal(found, IMAGES)
     torch.rand(3)
     assert torch.equal(corrupted(IMAGES[:2], name, 5), found[:2])
-    weak = corrupted(IMAGES, name, 1).float() - clean
+    weak = corrupted(IMAGES, name, 1).float() - IMAGES
     if name not in ("elastic_transform", "jpeg_compression", "frost"):  # not ordered by energy
-        assert weak.norm() < (found.float() - clean).norm()
+        assert weak.norm() < (found.float() - IMAGES).norm()
 
 
 @pytest.mark.usefixtures("package")
 def test_contrast_moves_an_image_towards_its_own_mean_colour() -> None:
-    images = torch.from_numpy(draw_shapes(2)[0]).expand(-1, 3, -1, -1)
+    images = IMAGES
     for strength, contrast in enumerate(CONTRASTS, start=1):
         means = images.double().mean((2, 3), keepdim=True)
         expected = means + contrast * (images - means)

@@ -14,14 +14,12 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import conformallayers as cl
-from conformallayers.lab import measure as memory
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.experiments.sweep import fitting_space, parse_space, run_sweep
 from conformallayers.lab.options import SweepOptions
 from conformallayers.lab.training.config import make_config
-from support import run_command
 
 Run = Callable[..., Row]
 
@@ -151,24 +149,6 @@ def test_loss_that_is_no_number_prunes_the_trial(
     assert {row["state"] for row in record["trials"]} == {"PRUNED"}
     assert record["trials"][0]["reason"].endswith("got nan.")
     assert not (tmp_path / "study.png").exists()
-
-
-def test_study_in_a_database(quick: Run, tmp_path: Path) -> None:
-    pytest.importorskip("sqlalchemy")
-    address = f"sqlite:///{tmp_path / 'study.db'}"
-    quick(trials=2, storage=address)
-    assert len(quick(trials=3, storage=address)["trials"]) == 3
-    assert not (tmp_path / "journal.log").exists()
-    with pytest.raises(cl.ConformalError, match="sweep --storage: expected a storage of Optuna"):
-        quick(storage="nonsense")
-
-
-def test_sweep_on_the_command_line(
-    quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    assert run_command("sweep", "LeNet", "digits", "--trials", 2, "--out", tmp_path) == 0
-    assert "best: trial" in capsys.readouterr().out.splitlines()[-1]
 
 
 CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
