@@ -53,21 +53,6 @@ def made(folded: Any, tmp_path_factory: pytest.TempPathFactory) -> CExport:
 
 
 @needs_tools
-@pytest.mark.parametrize(
-    ("taken", "words"),
-    [
-        ({"work_bytes": 2**22}, "at most 4 MiB of RAM, which the board has, got 4"),
-        ({"arrays": (("k", 2**23),)}, "at most 4 MiB of flash, which the board has, got 8 MiB"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_it_is_compiled(
-    made: CExport, taken: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConformalError, match=f"device: expected {words}.* Try --dtype int8"):
-        run_on_device(replace(made, **taken), np.zeros((1, 1, 8, 8), np.float32))
-
-
-@needs_tools
 def test_a_device_computes_what_torch_computes(folded: Any, made: CExport) -> None:
     x = torch.rand(3, *folded.input_shape, generator=torch.Generator().manual_seed(0))
     x[2, 0, 0, 0] = float("nan")
