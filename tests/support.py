@@ -58,10 +58,10 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
 
 def stage_of(model: nn.Module, shape: tuple[int, ...]) -> RadialStage:
     """Return the only stage of a model behind its embedding, its whole linear head included."""
-    (graphs,) = stages_by_part(model, shape).values()
-    (stage,) = graphs[-1].stages
+    (graph,) = stages_by_part(model, shape)
+    (stage,) = graph.stages
     assert isinstance(stage, RadialStage)
-    return stage.entered(Scaling(graphs[-1].norm_factor), least=1.0)
+    return stage.entered(Scaling(graph.norm_factor), least=1.0)
 
 
 def operations(folded: cl.Folded, kind: Any) -> list[Any]:

@@ -147,26 +147,25 @@ def inspect(model: nn.Module, input_shape: tuple[int, ...], *, top: int = 16) ->
     check_count("inspect(top=...)", top, "The default is 16.")
     with torch.inference_mode(False), torch.no_grad():
         # The whole linear head is part of M, whether a fold would absorb it or not.
-        found = stages_by_part(model, shape, prefix=False)
-        graphs = {path: longer[-1] for path, longer in found.items()}
-        for path, graph in graphs.items():
-            _check(path, graph)
-        parts = [part for path, graph in graphs.items() for part in _parts(path, graph, top)]
+        graphs = stages_by_part(model, shape)
+        for graph in graphs:
+            _check(graph)
+        parts = [part for graph in graphs for part in _parts(graph, top)]
     return Inspection(tuple(parts))
 
 
-def _check(path: str, graph: StageGraph) -> None:
+def _check(graph: StageGraph) -> None:
     """Refuse stages whose forms are too large."""
     for stage in graph.stages:
         sizes = math.prod(stage.input_shape), math.prod(stage.output_shape)
         reason = too_many_entries(*sizes)
         if reason is not None:
-            where = f"inspect({graph.label(path, stage) or 'model'})"
+            where = f"inspect({graph.label(stage) or 'model'})"
             remedy = "Inspect it on smaller images."
             raise refusal(where, "forms that can be written out", f"larger ones: {reason}", remedy)
 
 
-def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
+def _parts(graph: StageGraph, top: int) -> Iterator[Part]:
     """Yield every stage of a network."""
     for number, stage in enumerate(graph.stages, 1):
         forms: tuple[Form, ...] = ()
@@ -174,7 +173,7 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
         if isinstance(stage, RadialStage):
             radial = stage.entered(_start(graph))
             scale, matrix = float(radial.end.rho), matrix_of(radial)
-            found = zip(radial.groups, forms_of(radial).values, strict=True)
+            found = zip(radial.groups, forms_of(radial), strict=True)
             forms = tuple(_form(group, form, stage.input_shape, top) for group, form in found)
         else:
             scaling = Scaling() if stage.biased else _start(graph)
@@ -187,7 +186,7 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
             if constant is not None:
                 bias = scale * constant + (0.0 if bias is None else bias)
         yield Part(
-            graph.label(path, stage),
+            graph.label(stage),
             stage.input_shape,
             stage.output_shape,
             forms,

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
-from conformallayers.folding.stages import AffineStage, HomogeneousMap, RadialStage, StageGraph
+from conformallayers.folding.stages import AffineStage, HomogeneousMap, RadialStage
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Join
 from conformallayers.recipe.layer_operations import AddConstant, Conv
@@ -21,16 +21,11 @@ from nets import net
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, operations, samples
 
-
-def graph_of(model: nn.Module, shape: tuple[int, ...], absorbed: int = 0) -> StageGraph:
-    (graphs,) = stages_by_part(model, shape).values()
-    return graphs[absorbed]
-
-
 KINDS = {AffineStage: "affine", RadialStage: "radial", HomogeneousMap: "map", Join: "join"}
 
 
-def kinds(graph: StageGraph) -> list[str]:
+def kinds(model: nn.Module, shape: tuple[int, ...]) -> list[str]:
+    (graph,) = stages_by_part(model, shape)
     return [KINDS[type(node.action)] for node in graph.nodes]
 
 
@@ -75,7 +70,7 @@ CUTS: dict[str, tuple[list[nn.Module], list[str]]] = {
 @pytest.mark.parametrize("name", CUTS)
 def test_where_networks_are_cut(name: str) -> None:
     layers, expected = CUTS[name]
-    assert kinds(graph_of(randomised(cl.ConformalLayers(*layers)), (1, 9))) == expected
+    assert kinds(randomised(cl.ConformalLayers(*layers)), (1, 9)) == expected
 
 
 @pytest.mark.parametrize(("length", "end"), [(4, ["affine", "affine"]), (2, ["affine"])])
@@ -85,7 +80,7 @@ def test_a_head_joins_the_last_stage_or_follows_it(length: int, end: list[str]) 
     model = randomised(
         nn.Sequential(features, nn.Flatten(), nn.Linear(10 if length == 4 else 14, 3))
     )
-    assert kinds(graph_of(model, (1, 9), 2)) == ["affine", "map", *end]
+    assert kinds(model, (1, 9)) == ["affine", "map", *end]
 
 
 # -- what a fold of stages computes -----------------------------------------------------------------

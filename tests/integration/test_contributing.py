@@ -244,7 +244,7 @@ class Halves(Strategy):
 
     def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
         rows, energies, images = add_flatten(builder, x), [], []
-        for form in problem.forms.values:
+        for form in problem.forms:
             factor, peak = normalised(triangular_factor(form))
             z = builder.add(layer.Matmul, rows, weight=builder.constant("factor", factor))
             energies.append((builder.add(point.SumSquares, z, name="n", weight=peak**2),))

@@ -1,26 +1,44 @@
-"""Fold a model: from the arguments of the public functions to the module that runs, checked against its layers."""
+"""Fold a model: Graph → Recipe, checked against the layers where the choice of a strategy was automatic.
+
+Layers before a ConformalLayers that only scale the norm, and affine layers behind it, become part of its stages.
+Affine stages are lowered layer by layer: the merge pass composes their layers. The plan of a radial stage says which
+strategy lowers it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import checked_shape, refusal
 from ..graph.capture import capture
-from ..graph.trace import Trace
+from ..graph.freeze import frozen_wide
+from ..graph.graph import INPUT, Graph, Node, Part, between
+from ..graph.trace import Trace, trace_part
 from ..nn.bounds import Shape
-from ..recipe.recipe import Recipe
+from ..nn.branches import Join
+from ..nn.extra_layers import Centre, Product, Rescale
+from ..nn.registry import find_spec
+from ..recipe import layer_operations as layer
+from ..recipe import point_operations as point
+from ..recipe import recipe as recipes
+from ..recipe.recipe import Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule, placed
 from ..utils.fingerprint import fingerprint
 from .folded import Folded
-from .lower_graph import LoweredPart, lower_graph, lower_stages, stages_at, with_followers
+from .lower import Lowering, add_join, by_sample, find_lowering
 from .merge import merge
-from .plan import Plan, Settings, checked_strategy, optimistic_seconds
+from .operators import Operator, operator_of
+from .plan import Plan, Settings, checked_strategy, make_plan
 from .scaling import Scaling
-from .stages import RadialStage, StageGraph, stages_of
-from .strategies.base import Cost, Problem
+from .stages import ActivationSite, AffineStage, HomogeneousMap, RadialStage, StageGraph, stages_of
+from .strategies import STRATEGIES
+from .strategies.base import SQUARED, PointValues, Problem, size_behind
+from .strategies.layers import add_layer
 
 # Relative errors that a fold may have; cl.testing publishes them.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -31,6 +49,8 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 _SAMPLES = 2  # random inputs
 _CHECKED = 2e8  # multiply-adds of the layers for one sample, up to which a choice is checked
+_SHRINKS = 4  # a head that leaves fewer outputs than one in four is absorbed; the division then costs a pass more
+_LONGEST = 200  # characters of a call that an error shows
 
 
 def fold(
@@ -82,17 +102,29 @@ def fold(
 def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
     """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape)
-    parts: dict[int, LoweredPart] = {}
+    builder, plans = RecipeBuilder(shape), dict[str, Plan]()
+    values = {INPUT: recipes.INPUT}
+    if graph.fixed:  # a reshape does not let samples of another size pass
+        values[INPUT] = builder.add(layer.Reshape, recipes.INPUT, shape=shape)
+    parts: dict[
+        int, tuple[int, StageGraph]
+    ] = {}  # the first source and the stages by the last node
     for part in graph.parts:
-        stages, feed = stages_at(graph, part)
-        candidates = with_followers(graph, part, stages)
-        absorbed = _absorbed([longer for _, longer in candidates], settings)
-        end, stages = candidates[absorbed]
-        recipe, plans = _lower_accurately(stages, settings, part.label, absorbed)
-        _refuse_overflow(recipe, settings)
-        parts[end] = LoweredPart(recipe, feed, plans)
-    recipe, plans = lower_graph(graph, parts)
-    merged, regions = merge(recipe, settings.dtype)
+        start, stages = _with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
+        end, stages = _shortest(_with_heads(graph, part, stages))
+        parts[end] = start, stages
+    inside = {number for end, (start, _) in parts.items() for number in between(graph, start, end)}
+    for number, node in enumerate(graph.nodes):
+        if number in parts:
+            start, stages = parts[number]
+            recipe, own = _lower_accurately(stages, settings)
+            _refuse_overflow(recipe, settings)
+            values[number] = builder.splice(recipe, values[start])
+            plans |= own
+        elif number not in inside:
+            sources = [values[source] for source in node.sources]
+            values[number] = _lower_node(builder, graph, node, sources)
+    merged, regions = merge(builder.recipe(values[graph.output]), settings.dtype)
     merged = placed(merged, settings.dtype, settings.device)
     return Folded(merged, settings.dtype, plans, fingerprint(model), regions)
 
@@ -112,40 +144,17 @@ def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
             raise refusal(where, "numbers within range", got, 'Use strategy="layers".')
 
 
-def stages_by_part(
-    model: nn.Module, input_shape: Shape, *, prefix: bool = True
-) -> dict[str, list[StageGraph]]:
-    """Return, for each ConformalLayers, its stages with none, one, … following layers absorbed.
-
-    ``prefix`` includes the layers before the ConformalLayers that fold away.
-    """
+def stages_by_part(model: nn.Module, input_shape: Shape) -> list[StageGraph]:
+    """Return the stages of each ConformalLayers with all linear layers behind it."""
     graph = capture(model, input_shape)
-    found = {}
-    for part in graph.parts:
-        stages, _ = stages_at(graph, part, prefix=prefix)
-        found[part.label] = [longer for _, longer in with_followers(graph, part, stages)]
+    found = [
+        _with_heads(graph, part, stages_of(trace_part(graph, part), part.label))[-1][1]
+        for part in graph.parts
+    ]
     if not found:
         expected = "a cl.ConformalLayers, or a module with some inside"
         raise refusal("model", expected, type(model).__name__, "Only their stages have forms.")
     return found
-
-
-def _absorbed(candidates: Sequence[StageGraph], settings: Settings) -> int:
-    """Choose how many following layers to absorb, given the stages with none, one, … of them.
-
-    An affine stage takes all: the merge pass composes them. A radial stage takes as many as predicted costs say.
-    """
-    seconds: list[float] = []  # of the last stage and of the layers that are not absorbed
-    for graph in candidates:
-        stage = graph.last
-        if len(candidates) == 1 or not isinstance(stage, RadialStage):
-            return len(candidates) - 1
-        if seconds:  # the candidates before this one run its last layer separately
-            alone = Cost(gemm=stage.operators[-1].multiply_adds(), calls=2).seconds()
-            seconds = [before + alone for before in seconds]
-        problem = Problem(stage.entered(Scaling(graph.norm_factor)), settings.dtype)
-        seconds.append(optimistic_seconds(problem, settings.strategy))
-    return min(range(len(seconds)), key=lambda i: (seconds[i], -i))
 
 
 def _dtype_and_device(
@@ -161,14 +170,12 @@ def _dtype_and_device(
     return dtype, torch.device("cpu") if parameter is None else parameter.device
 
 
-def _lower_accurately(
-    graph: StageGraph, settings: Settings, path: str = "", absorbed: int = 0
-) -> tuple[Recipe, dict[str, Plan]]:
+def _lower_accurately(graph: StageGraph, settings: Settings) -> tuple[Recipe, dict[str, Plan]]:
     """Lower with the fastest strategies that are accurate; keep the fastest ones if none are.
 
     A strategy that was asked for by name is not checked.
     """
-    first = found = lower_stages(graph, settings, path, absorbed=absorbed)
+    first = found = lower_stages(graph, settings)
     work = sum(stage.multiply_adds for stage in graph.stages)
     exact = settings.dtype == torch.float64 or settings.strategy != "auto"
     if not found[1] or exact or work > _CHECKED:
@@ -180,7 +187,7 @@ def _lower_accurately(
         if tried <= inaccurate:
             return first
         inaccurate |= tried
-        found = lower_stages(graph, settings, path, absorbed=absorbed, inaccurate=inaccurate)
+        found = lower_stages(graph, settings, inaccurate)
     return found
 
 
@@ -202,3 +209,206 @@ def _accurate(recipe: Recipe, settings: Settings, x: Tensor, expected: Tensor) -
     error = torch.linalg.vector_norm((y - expected).flatten(1), dim=1)
     size = torch.linalg.vector_norm(expected.flatten(1), dim=1)
     return bool((error <= TOLERANCES.get(settings.dtype, 1.0) * size).all())
+
+
+# -- the layers around a ConformalLayers ------------------------------------------------------------
+
+
+def _with_prefix(graph: Graph, part: Part, stages: StageGraph) -> tuple[int, StageGraph]:
+    """Prefix stages with the layers before them that only scale the norm; return the node that feeds them, too.
+
+    A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
+    fold away.
+    """
+    (feed,) = graph.nodes[part.embed].sources
+    operators: list[Operator] = []
+    norm_factor, first = 1.0, feed
+    while stages.takes_prefix and first != INPUT and len(graph.readers[first]) == 1:
+        node = graph.nodes[first]
+        factor = _norm_factor(graph, node)
+        if factor is None:
+            break
+        before = node.sources[0]
+        shapes = graph.shape(before) or (), node.shape or ()
+        operators.insert(0, operator_of(frozen_wide(node.module), *shapes))
+        norm_factor, first = norm_factor * factor, before
+    if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them
+        return feed, stages
+    return first, stages.with_prefix(tuple(operators), norm_factor)
+
+
+def _norm_factor(graph: Graph, node: Node) -> float | None:
+    """Return the number by which a node multiplies the norm of every sample, or None."""
+    spec, shape = find_spec(node.module), graph.shape(node.sources[0])
+    if node.kind != "affine" or spec is None or spec.norm_factor is None or shape is None:
+        return None
+    return spec.norm_factor(node.module, shape)
+
+
+def _is_input(graph: Graph, number: int) -> bool:
+    """Tell whether a value is the input of the model, possibly minus a mean image."""
+    while number != INPUT and isinstance(graph.nodes[number].module, (Centre, Rescale)):
+        number = graph.nodes[number].sources[0]
+    return number == INPUT
+
+
+def _with_heads(graph: Graph, part: Part, stages: StageGraph) -> list[tuple[int, StageGraph]]:
+    """Return stages with none, one, … following affine layers absorbed, and their last node."""
+    found, number = [(part.leave, stages)], part.leave
+    while len(graph.readers[number]) == 1 and graph.readers[number][0] < len(graph.nodes):
+        number = graph.readers[number][0]
+        node = graph.nodes[number]
+        # A layer with NaN stays outside: its outputs are NaN, as in the model, and not those of the whole part.
+        finite = all(bool(tensor.isfinite().all()) for tensor in node.module.buffers())
+        if node.kind != "affine" or len(node.sources) > 1 or not finite or node.shape is None:
+            break
+        found.append((number, found[-1][1].with_head(frozen_wide(node.module), node.shape)))
+    return found
+
+
+def _shortest(candidates: list[tuple[int, StageGraph]]) -> tuple[int, StageGraph]:
+    """Return the stages with the fewest outputs, the longest of them; behind a radial stage, if they are few."""
+    _, alone = candidates[0]
+    best = min(reversed(candidates), key=lambda pair: math.prod(pair[1].output_shape))
+    small = _SHRINKS * math.prod(best[1].output_shape) <= math.prod(alone.output_shape)
+    return best if small or not isinstance(alone.last, RadialStage) else candidates[0]
+
+
+# -- stages ------------------------------------------------------------------------------------------
+
+
+def lower_stages(
+    graph: StageGraph,
+    settings: Settings,
+    inaccurate: Collection[str] = (),
+) -> tuple[Recipe, dict[str, Plan]]:
+    """Return the recipe of a network in float64, and the plan of every radial stage by its name.
+
+    Args:
+        graph: the network.
+        settings: of the fold.
+        inaccurate: strategies that "auto" must not take.
+    """
+    builder = RecipeBuilder(graph.input_shape)
+    start = _add_embedding(builder, graph)
+    values: list[PointValues] = []
+    plans: dict[str, Plan] = {}
+    for node in graph.nodes:
+        sources = [start if source < 0 else values[source] for source in node.sources]
+        action, points = node.action, sources[0]
+        if isinstance(action, HomogeneousMap):
+            values.append(_add_map(builder, action, points))
+        elif isinstance(action, Join):
+            values.append(_add_join(builder, action, sources))
+        elif isinstance(action, AffineStage):
+            values.append(_add_affine(builder, action, points))
+        else:
+            stage = action.entered(points.scaling, points.bound, float(points is start))
+            problem = Problem(stage, settings.dtype)
+            own = graph.absorbed if node is graph.nodes[-1] else 0
+            plan = make_plan(problem, settings, absorbed=own, inaccurate=inaccurate)
+            plans[graph.label(action)] = plan
+            values.append(STRATEGIES[plan.strategy].lower(problem, builder, points))
+    _refuse_unused(settings.strategy, list(plans.values()))
+    output = _add_division(builder, graph, values[-1] if values else start)
+    return builder.recipe(output), plans
+
+
+def _refuse_unused(strategy: str, plans: list[Plan]) -> None:
+    """Refuse the name of a strategy that no radial stage can take."""
+    if plans and all(plan.strategy != strategy != "auto" for plan in plans):
+        note = next(c.note for c in plans[0].candidates if c.name == strategy)
+        where, remedy = f'fold(strategy="{strategy}")', 'Use strategy="auto".'
+        raise refusal(
+            where, "a network that this strategy can express", f"one where {note}", remedy
+        )
+
+
+def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> PointValues:
+    """Append the embedding of the input."""
+    names, factor = ("unit", "peak", "tau"), graph.norm_factor
+    offset = graph.offset / factor
+    unit, peak, tau = builder.add_many(point.Normalize, recipes.INPUT, names=names, offset=offset)
+    return PointValues(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
+
+
+def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: PointValues) -> PointValues:
+    """Append a homogeneous map of z; LPPool squares its windows, so a large z is rescaled first."""
+    points = before if before.bound <= SQUARED else before.rescale(builder)[0]
+    z = Lowering(builder).module(points.z, action.module, action.output_shape)
+    bound, size = points.bound * action.bound, points.size * action.bound
+    return replace(points, z=z, bound=bound, size=size)
+
+
+def _add_join(builder: RecipeBuilder, join: Join, sources: list[PointValues]) -> PointValues:
+    """Append a sum or a concatenation of points; the coordinate is that of the first.
+
+    Points with the same coordinate, which no activation has changed, are joined as they are.
+    """
+    first = sources[0]
+    alike = all(
+        (p.peak, p.tau, p.scaling) == (first.peak, first.tau, first.scaling) for p in sources
+    )
+    points = sources if alike else [source.rebase(builder) for source in sources]
+    z = add_join(builder, [point.z for point in points], join)
+    bound, size = sum(p.bound for p in points), sum(p.size for p in points)
+    return replace(points[0], z=z, bound=bound, size=size)
+
+
+def _add_affine(builder: RecipeBuilder, stage: AffineStage, before: PointValues) -> PointValues:
+    """Append the layers of an affine stage; their biases are added to points, where t = 1."""
+    points = before.rebase(builder) if stage.biased else before
+    for action in stage.layers:
+        if isinstance(action, ActivationSite):
+            points = points.activate(builder, action)
+        elif action.bias is None:
+            points = add_layer(builder, action, points)
+        else:
+            z, size = _add_biased(builder, action, points.z), size_behind((action,), points.size)
+            points = replace(points, z=z, bound=size, size=size)
+    return points
+
+
+def _add_biased(builder: RecipeBuilder, operator: Operator, z: str) -> str:
+    to, bias = Lowering(builder), operator.bias
+    if bias is not None:
+        first = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
+        # one number per channel, up to the rounding of float64
+        alike = bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())
+        bias = first if alike else bias
+    z = to.module(z, operator.module, operator.output_shape)
+    return z if bias is None else to.shift(z, bias)
+
+
+def _add_division(builder: RecipeBuilder, graph: StageGraph, last: PointValues) -> str:
+    """Append the division, unless z is the point already, and the bias of an absorbed head."""
+    scale = float(last.scaling.rho)
+    ones = any(isinstance(op, point.Rebase) and last.tau in op.outputs for op in builder.operations)
+    y = last.z
+    if not (ones and scale == 1 and graph.offset > 0):  # without an offset, τ may be 0
+        y = builder.add(point.Divide, y, last.tau, last.peak, name="y", scale=scale)
+    return y if graph.bias is None else Lowering(builder).shift(y, graph.bias)
+
+
+def _lower_node(builder: RecipeBuilder, graph: Graph, node: Node, sources: list[str]) -> str:
+    """Append a node as an operation, or as a call of its module."""
+    module, before = node.module, graph.shape(node.sources[0])
+    if isinstance(module, Join):
+        return add_join(builder, sources, module)
+    if isinstance(module, Product):
+        return builder.add(layer.Product, *sources)
+    apart = node.shape is not None and before is not None and by_sample(module)
+    spec = find_spec(module)
+    fits = spec is None or before is None or spec.takes(before)
+    if apart and fits and node.shape is not None and find_lowering(module) is not None:
+        weighted = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+        wide = module if weighted else frozen_wide(module)  # weights are cast once, by the merge
+        return Lowering(builder).module(sources[0], wide, node.shape)
+    return builder.add(
+        layer.Call,
+        *sources,
+        module=builder.module("module", module),
+        what=node.call[:_LONGEST],
+        result=node.row,
+        by_sample=apart and fits,
+    )

@@ -129,14 +129,6 @@ def _choice(
     return best.name, f"expected {times} times as fast as the layers", candidates
 
 
-def optimistic_seconds(problem: Problem, strategy: str) -> float:
-    """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
-    candidates = _candidates(problem)
-    if strategy == "auto":
-        return min(_best(candidates).seconds, _find(candidates, "layers").seconds)
-    return _find(candidates, strategy).seconds
-
-
 def checked_strategy(strategy: object) -> str:
     """Return the name of a strategy, or refuse it with the list of all names."""
     names = ("auto", *STRATEGIES)

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import shape_text
 from ..functional import norm_unit
 from ..graph.freeze import device_of
 from ..graph.trace import Step, Trace
@@ -103,15 +102,6 @@ class _Stage:
     def multiply_adds(self) -> int:
         """The multiply-adds of its operators for one sample."""
         return sum(operator.multiply_adds() for operator in self.operators)
-
-    def __str__(self) -> str:
-        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
-        for index, layer in enumerate(self.layers):
-            what = str(layer) if isinstance(layer, ActivationSite) else repr(layer.module)
-            lines.append(f"  {index}: {what}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 class AffineStage(_Stage):
@@ -279,6 +269,8 @@ class StageGraph:
     norm_factor: float = 1.0
     offset: float = 0.0
     bias: Tensor | None = None  # float64 (*output_shape), of a head; added after the division
+    path: str = ""  # of the ConformalLayers in its model
+    absorbed: int = 0  # following layers that the last stage contains
 
     @property
     def stages(self) -> tuple[AffineStage | RadialStage, ...]:
@@ -296,22 +288,45 @@ class StageGraph:
         action = self.nodes[-1].action if self.nodes else None
         return action if isinstance(action, (AffineStage, RadialStage)) else None
 
-    def label(self, path: str, stage: AffineStage | RadialStage) -> str:
+    def label(self, stage: AffineStage | RadialStage) -> str:
         """Return the name of a stage: the path of the network if it is all of it, else with its number."""
         if len(self.nodes) == 1:
-            return path
-        return f"{path} stage {1 + self.stages.index(stage)}".strip()
+            return self.path
+        return f"{self.path} stage {1 + self.stages.index(stage)}".strip()
 
-    def __str__(self) -> str:
-        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
-        for index, node in enumerate(self.nodes):
-            action = node.action
-            sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
-            what = action.module if isinstance(action, HomogeneousMap) else action
-            lines.append(f"{index}: {what}{sources}".replace("\n", "\n  "))
-        return "\n".join(lines)
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether the input enters one stage and nothing else."""
+        readers = [node for node in self.nodes if -1 in node.sources]
+        return len(readers) == 1 and isinstance(readers[0].action, _Stage)
 
-    __repr__ = __str__
+    def with_prefix(self, operators: tuple[Operator, ...], norm_factor: float) -> StageGraph:
+        """Return the network behind operators that multiply the norm of every sample by ``norm_factor``."""
+        first, *others = self.nodes
+        if not isinstance(first.action, _Stage):
+            raise TypeError("a network that does not start with a stage takes no prefix")
+        shape = operators[0].input_shape
+        stage = stage_of(shape, (*operators, *first.action.layers))
+        nodes = GraphNode(stage, (-1,)), *others
+        factor = self.norm_factor * norm_factor
+        return replace(self, input_shape=shape, nodes=nodes, norm_factor=factor)
+
+    def with_head(self, module: nn.Module, output_shape: Shape) -> StageGraph:
+        """Return the network with an affine module behind it, in float64; its bias is added after the division."""
+        operator = operator_of(module, self.output_shape, output_shape)
+        bias = push_constant((operator,), self.bias)
+        if bias is not None and not bool(bias.any()):
+            bias = None
+        operator = replace(operator, bias=None)
+        last, nodes = self.last, self.nodes
+        if last is None or _cut(last.layers, operator) is not None:
+            stage = stage_of(self.output_shape, [operator])
+            nodes = (*nodes, GraphNode(stage, (len(nodes) - 1,)))
+        else:
+            stage = stage_of(last.input_shape, (*last.layers, operator))
+            nodes = (*nodes[:-1], GraphNode(stage, nodes[-1].sources))
+        count = self.absorbed + 1
+        return replace(self, output_shape=output_shape, nodes=nodes, bias=bias, absorbed=count)
 
 
 def _computes(stage: AffineStage | RadialStage) -> bool:
@@ -319,12 +334,13 @@ def _computes(stage: AffineStage | RadialStage) -> bool:
     return weights or bool(stage.sites)
 
 
-def stages_of(trace: Trace) -> StageGraph:
+def stages_of(trace: Trace, path: str = "") -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
     factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
     steps = [(_action(trace, step), step.sources) for step in trace.steps]
     nodes = tuple(_nodes(steps, trace.input_shape))
-    return StageGraph(trace.input_shape, trace.output_shape, nodes, factor, trace.offset)
+    shapes = trace.input_shape, trace.output_shape
+    return StageGraph(*shapes, nodes, factor, trace.offset, path=path)
 
 
 _Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
@@ -379,46 +395,3 @@ def _cut(run: Sequence[Layer], layer: Layer) -> int | None:
     last = max((i for i, a in enumerate(run) if isinstance(a, ActivationSite)), default=-1)
     biased = any(map(_has_bias, (*run, layer)))
     return last + 1 if biased and last >= 0 else None
-
-
-# -- the layers around a ConformalLayers ------------------------------------------------------------
-
-
-def with_prefix(
-    graph: StageGraph, operators: tuple[Operator, ...], norm_factor: float
-) -> StageGraph:
-    """Prefix a network with operators that multiply the norm of every sample by ``norm_factor``."""
-    first, *others = graph.nodes
-    if not isinstance(first.action, (AffineStage, RadialStage)):
-        raise TypeError("a network that does not start with a stage takes no prefix")
-    shape = operators[0].input_shape
-    stage = stage_of(shape, (*operators, *first.action.layers))
-    return replace(
-        graph,
-        input_shape=shape,
-        nodes=(GraphNode(stage, (-1,)), *others),
-        norm_factor=graph.norm_factor * norm_factor,
-    )
-
-
-def takes_prefix(graph: StageGraph) -> bool:
-    """Tell whether the input enters one stage and nothing else."""
-    readers = [node for node in graph.nodes if -1 in node.sources]
-    return len(readers) == 1 and isinstance(readers[0].action, (AffineStage, RadialStage))
-
-
-def with_head(graph: StageGraph, module: nn.Module, output_shape: Shape) -> StageGraph:
-    """Append an affine module in float64: its bias is added after the division, also where x = 0."""
-    operator = operator_of(module, graph.output_shape, output_shape)
-    bias = push_constant((operator,), graph.bias)
-    if bias is not None and not bool(bias.any()):
-        bias = None
-    operator = replace(operator, bias=None)
-    last, nodes = graph.last, graph.nodes
-    if last is None or _cut(last.layers, operator) is not None:
-        stage = stage_of(graph.output_shape, [operator])
-        nodes = (*nodes, GraphNode(stage, (len(nodes) - 1,)))
-    else:
-        stage = stage_of(last.input_shape, (*last.layers, operator))
-        nodes = (*nodes[:-1], GraphNode(stage, nodes[-1].sources))
-    return replace(graph, output_shape=output_shape, nodes=nodes, bias=bias)

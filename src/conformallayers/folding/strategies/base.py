@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ..forms import Forms, forms_of, matrix_of, rounding, stacked_layers, too_many_entries
+from ..forms import forms_of, matrix_of, rounding, stacked_layers, too_many_entries
 from ..operators import CONVOLUTIONS, Operator, is_plain
 from ..scaling import Scaling
 from ..stages import ActivationSite, Layer, RadialStage
@@ -192,9 +192,9 @@ class Problem:
         return matrix_of(self.stage)
 
     @cached_property
-    def forms(self) -> Forms:
-        """Every Q in float64."""
-        return forms_of(self.stage, self.epsilon)
+    def forms(self) -> Tensor:
+        """Every Q in float64, (groups, d_in, d_in)."""
+        return forms_of(self.stage)
 
     def factor(self, group: int) -> Tensor | None:
         """Return L with ``LᵀL = Q`` of a form from the rows of its layers; None where Q must be summed up.

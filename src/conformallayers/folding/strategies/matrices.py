@@ -56,7 +56,7 @@ class Dense(Strategy):
         for group in range(problem.form_count):
             factor = problem.factor(group)
             if factor is None:
-                factor = triangular_factor(problem.forms.values[group])
+                factor = triangular_factor(problem.forms[group])
             factor, peak = normalised(factor)
             z = builder.add(layer.Matmul, rows, weight=builder.constant("factor", factor))
             n = builder.add(point.SumSquares, z, name="n", weight=peak**2)
@@ -118,7 +118,7 @@ class Banded(Strategy):
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
         layout = BlockLayout.of(problem.stage.input_shape)
         rows, energies = _add_rows(builder, x, layout), []
-        for index, form in enumerate(problem.forms.values):
+        for index, form in enumerate(problem.forms):
             width = _width(index, layout, problem)
             factor = _banded_factor(form, problem.factor(index), layout, width)
             packed, peak = normalised(_pack(factor, layout, width))
@@ -205,7 +205,7 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
 
 def _width(index: int, layout: BlockLayout, problem: Problem) -> int:
     """Return how many off-diagonal blocks of a form are needed."""
-    form = problem.forms.values[index]
+    form = problem.forms[index]
     return problem.once(("width", index), lambda: _proven_width(form, layout, problem))
 
 
@@ -219,9 +219,8 @@ def _full_width(form: Tensor, layout: BlockLayout) -> int:
 def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
     """Bisect for a narrow band such that the blocks outside are proven to be negligible."""
     narrowest, width = 0, _full_width(form, layout)
-    forms, unit = problem.forms, problem.stage.unit
     # The proof covers a denominator with a single form.
-    if problem.epsilon == 0 or len(forms.values) != 1:
+    if problem.epsilon == 0 or problem.form_count != 1:
         return width
     order = row_order(layout.shape, form.device)
     ordered = form[order][:, order]
@@ -230,7 +229,7 @@ def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
     while narrowest < width:
         middle = (narrowest + width) // 2
         lost = ordered.masked_fill(distance <= middle, 0.0)
-        if is_negligible(ordered, problem.epsilon, unit, norm=forms.missing, error=lost):
+        if is_negligible(ordered, lost, problem.epsilon, problem.stage.unit):
             width = middle
         else:
             narrowest = middle + 1
