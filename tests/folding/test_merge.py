@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -146,6 +146,7 @@ def test_random_graphs_keep_their_numbers_and_cost_no_more(seed: int) -> None:
     folded, single = cl.fold(model, shape), cl.fold(model, shape, dtype=torch.float32)
     with torch.no_grad():
         expected = model(x)
+        assume(bool(expected.isfinite().all()))  # a window of a max pool may see padding alone
         assert relative_error(folded(x), expected) < 1e-10
         assert relative_error(single(x.float()).double(), expected) < 1e-5
     calls: list[nn.Module] = []
@@ -168,6 +169,7 @@ def test_other_sizes_give_the_numbers_of_the_model_or_are_refused(seed: int) -> 
     takes, expected = "other spatial sizes" in str(folded.explain()), None
     with torch.no_grad(), contextlib.suppress(RuntimeError):  # a linear layer of another size
         expected = model(x)
+    assume(expected is None or bool(expected.isfinite().all()))
     message, found = "", x
     try:
         found = folded(x)
