@@ -63,7 +63,7 @@ test-browser: $(BROWSER_READY)
 DEVICE_NETWORKS ?= mnist-nano mnist-micro cifar10-micro cifar10-small \
 	results/experiment5/StageNet-compact-cifar10.safetensors $(wildcard results/devices/*.safetensors)
 test-device: $(READY)
-	$(BIN)/python -m pytest -q tests/lab/devices tests/recipe/c/test_self_test.py tests/recipe/c/test_stack.py
+	$(BIN)/python -m pytest -q tests/lab/devices tests/recipe/c/test_files.py
 	$(BIN)/conformallayers device $(DEVICE_NETWORKS) --dtype int8
 
 lint: $(READY)

@@ -355,7 +355,7 @@ def test_folders_are_created(tmp_path: Path) -> None:
 # -- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "2x", "a-b", "a b", "while", "class", "_x", "é", "a\n", 3])
+@pytest.mark.parametrize("name", ["", "2x", "a-b", "a b", "_x", "é", "a\n", 3])
 def test_names_that_are_no_identifiers(name: Any, tmp_path: Path) -> None:
     with pytest.raises(ConformalError, match=r"export_c\(name=.*expected a C identifier"):
         export(Fold(network()), tmp_path, name=name)

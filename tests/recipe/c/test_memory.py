@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from conformallayers.recipe.c.export import WRITE, write
-from conformallayers.recipe.c.lower import lowered_for_c
 from conformallayers.recipe.c.memory import Buffer, arrange
+from conformallayers.recipe.simplify import simplified
 from recipe_cases import RECIPE_CASES
 
 
@@ -55,7 +55,7 @@ def test_nothing_needs_no_memory() -> None:
 def test_programs_keep_every_value_as_long_as_it_is_read() -> None:
     checked = 0
     for case in RECIPE_CASES:
-        recipe = lowered_for_c(case.build())
+        recipe = simplified(case.build())
         if any(type(operation) not in WRITE for operation in recipe.operations):
             continue
         program = write(recipe)

@@ -1,4 +1,4 @@
-"""The constants of a C program: arrays, and matrices of which only nonzero stretches are stored."""
+"""The constants of a C program: arrays and numbers, exactly."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-ITEM_BYTES = {
-    "float": 4,
-    "double": 8,
-    "int8_t": 1,
-    "uint8_t": 1,
-    "uint16_t": 2,
-    "int32_t": 4,
-}
-_LARGEST_PLACE = 2**16 - 1  # of the columns that a run can start at or end before
-_ITEM, _RUN_BYTES = 4, 4  # of a float; of start and length
+ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "uint8_t": 1, "int32_t": 4}
 _WIDTH = 94  # of lines without their margin
 
 QUAD = """/* Four weights: sxtb16 widens the first and the third byte of a word, then the others. */
@@ -78,33 +69,3 @@ def number(value: float, ctype: str = "double") -> str:
 def as_type(values: Array, ctype: str) -> Array:
     """Return values in the dtype of a type in C."""
     return values.astype({"float": np.float32, "double": np.float64}.get(ctype, np.int64))
-
-
-Run = tuple[
-    Array, Array, Array
-]  # nonzero stretches of all rows; their number by row; start and length of each
-
-
-def runs_of(matrix: Array) -> Run | None:
-    """Return the nonzero stretches of the rows of a matrix, or None if they take more memory."""
-    kept, counts, pairs = _runs(matrix != 0)
-    taken = _ITEM * int(kept.sum()) + _RUN_BYTES * len(pairs) + 2 * len(matrix)
-    if taken >= _ITEM * matrix.size or matrix.shape[1] > _LARGEST_PLACE:
-        return None
-    return matrix[kept], counts, pairs.reshape(-1)
-
-
-def _runs(mask: Array) -> tuple[Array, Array, Array]:
-    """Close gaps that cost less than a new run; return the mask, runs per row, and (start, length) of runs."""
-    gap = _RUN_BYTES // _ITEM
-    kept, counts, runs = mask.copy(), [], []
-    for row in kept:
-        places = np.flatnonzero(row)
-        # A run begins at the first place and behind every gap that is too long to close.
-        stretches = np.split(places, np.flatnonzero(np.diff(places) > gap + 1) + 1)
-        found = [(line[0], line[-1] + 1 - line[0]) for line in stretches if len(line)]
-        for start, length in found:
-            row[start : start + length] = True
-        counts.append(len(found))
-        runs += found
-    return kept, np.array(counts), np.array(runs, int).reshape(-1, 2)

@@ -20,14 +20,13 @@ from .. import integer_operations as integer
 from .. import point_operations as point
 from ..numpy.network import Network
 from ..recipe import Recipe
+from ..simplify import simplified
 from ..torch.module import RecipeModule
 from .constants import Array
 from .files import DEFAULT, CExport, texts_of
 from .integers import WRITE
 from .layers import write_scalar
-from .lower import lowered_for_c
 from .program import Program
-from .self_test import self_test_words, whole_levels
 from .shapes import plan_parts, write_output
 
 OPTIMIZE = ("speed", "size")
@@ -35,13 +34,6 @@ _REMEDY = 'Fold with strategy="dense", which keeps no layers, or compute it behi
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
 _OF_SCALARS = point.Advance, integer.IntegerAdvance, integer.IntegerRebase
-_KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
-inline int long register restrict return short signed sizeof static struct switch typedef union
-unsigned void volatile while alignas alignof and and_eq asm bitand bitor bool catch class compl concept
-consteval constexpr constinit const_cast co_await co_return co_yield decltype delete dynamic_cast
-explicit export false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq
-private protected public reinterpret_cast requires static_assert static_cast template this
-thread_local throw true try typeid typename using virtual wchar_t xor xor_eq"""  # of C and C++
 
 
 def export_c(
@@ -138,10 +130,9 @@ def _checked(folded: Any, folder: Any, name: object, optimize: object) -> Path:
         raise refusal("export_c(folded)", "a Folded", got, remedy)
     if optimize not in OPTIMIZE:
         raise refusal("export_c(optimize=...)", '"speed" or "size"', repr(optimize), "Give one.")
-    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
-    if not plain or name in _KEYWORDS.split():
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
-        raise refusal("export_c(name=...)", "a C identifier, no keyword", repr(name), remedy)
+        raise refusal("export_c(name=...)", "a C identifier", repr(name), remedy)
     labels: Any = folded.labels
     outputs = prod(folded.output_shape)
     if labels is not None and len(labels) != outputs:
@@ -181,12 +172,16 @@ def _samples(folded: Any, samples: Any) -> Array:
 
 def _program(folded: Any, name: str, optimize: str) -> Program:
     """Write a fold as statements; refuse constants that are not finite."""
-    recipe = lowered_for_c(folded.recipe)
+    recipe = simplified(folded.recipe.with_constants(lambda _, array: _double(array)))
     for constant, array in recipe.constants.items():
         if not np.isfinite(_typed(recipe, constant, array)).all():
             got, remedy = f"NaN or infinity in {constant}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
     return write(recipe, name, optimize)
+
+
+def _double(array: Tensor) -> Array:
+    return np.asarray(array.detach().cpu().double().numpy())
 
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
@@ -198,11 +193,13 @@ def _typed(recipe: Recipe, name: str, array: Array) -> Array:
 
 
 def _write_files(folded: Any, program: Program, image: Array, result: CExport) -> None:
-    """Write all files or none; the self-test has an image near the given one."""
-    levels = whole_levels(image)
-    outputs = _run(program.recipe, levels.image[None])
-    test = self_test_words(levels, np.asarray(outputs[0].float().numpy()))
-    texts = texts_of(folded, program, test, result)
+    """Write all files or none; the self-test has an image of bytes near the given one."""
+    levels = np.rint(255 * image.clip(0, 1)).astype(np.uint8)
+    outputs = _run(program.recipe, levels[None].astype(np.float32) / np.float32(255))[0]
+    if not bool(outputs.isfinite().all()):
+        remedy = "Train or load the model again."
+        raise refusal("export_c(folded)", "finite outputs", "NaN or infinity", remedy)
+    texts = texts_of(folded, program, levels, outputs.numpy(), result)
     result.header.parent.mkdir(parents=True, exist_ok=True)
     replace_files({path: [text.encode()] for path, text in texts.items()})
 

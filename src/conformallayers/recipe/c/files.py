@@ -11,13 +11,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ... import __version__
 from ...utils.text import count, size, table
-from .constants import QUAD
+from .constants import QUAD, Array, Constant, number
 from .program import Program
 from .text import WIDTH, comment, fill, quoted
 
 DEFAULT = "cl_model"
+_LIMIT = (
+    1e-3  # error of an output of the self-test, relative to the largest: rounding stays far below
+)
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,14 @@ class CExport:
 
 
 def texts_of(
-    folded: Any, program: Program, test: dict[str, Any], result: CExport
+    folded: Any, program: Program, image: Array, outputs: Array, result: CExport
 ) -> dict[Path, str]:
     """Return the text of every file.
 
     Args:
         folded: the network.
         program: its arrays and statements.
-        test: the words of ``templates/self_test.c``.
+        image, outputs: of the self-test: bytes, which stand for byte / 255, and what is expected.
         result: files, sizes and errors, for the header.
     """
     name, macro = result.name, result.name.upper()
@@ -134,8 +139,14 @@ def texts_of(
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
     words["levels"] = "const uint8_t *levels, " if program.reads_bytes else ""
     words["none"] = "NULL, " if program.reads_bytes else ""
+    tests = (
+        Constant("self_test_image", "uint8_t", image.ravel()),
+        Constant("self_test_out", "float", outputs.astype(np.float32)),
+    )
+    words["arrays"] = "\n".join(array.text() for array in tests)
+    words["limit"] = number(float(np.float32(_LIMIT * np.abs(outputs).max())), "float")
     words |= _optional("source{}.c", words, default, program.reads_bytes)
-    source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test)
+    source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words)
     texts = {result.source: source, result.header: header}
     if result.makefile is not None and result.example is not None:
         texts |= {

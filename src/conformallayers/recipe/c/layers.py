@@ -16,7 +16,7 @@ from .. import places
 from .. import point_operations as point
 from ..operation import Operation, Shape
 from ..places import Array
-from .constants import number, runs_of
+from .constants import number
 from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
 from .program import Program
 from .shapes import WRITE, dense, first, in_work, last, like
@@ -82,14 +82,6 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
     else:
         weight = weight[:, program.in_memory(x, np.arange(columns)).ravel()]
     b = program.array(f"{y}_bias", bias)
-    runs = runs_of(weight) if count == 1 else None
-    if runs is not None:
-        program.multiply_adds += len(runs[0])
-        values = program.array(op.weight, runs[0])
-        counts, pairs = (program.array(f"{op.weight}_runs", one, "uint16_t") for one in runs[1:])
-        ends = f"{program.read(x)}, {b}, {program.write(y)}"
-        program.emit(f"times_runs({values}, {counts}, {pairs}, {ends}, {rows});")
-        return
     program.multiply_adds += rows * columns * count
     if columns > layer.LONG_ROW:
         ends = f"{program.array(op.weight, weight)}, {program.read(x)}, {b}, {program.write(y)}"

@@ -12,7 +12,7 @@ from .. import point_operations as point
 from .constants import number
 from .layers import factor_text, scale
 from .program import Program
-from .shapes import WRITE, dense
+from .shapes import WRITE, dense, first
 
 __all__ = ["WRITE"]
 
@@ -35,6 +35,19 @@ def _squares(program: Program, z: str) -> str:
 @WRITE.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, program: Program) -> None:
     program.define(op.outputs[0], f"{number(op.weight)} * {_squares(program, op.inputs[0])}")
+
+
+@WRITE.runs(point.BandedForm)
+def _banded_form(op: point.BandedForm, program: Program) -> None:
+    x, (n,) = first(program, op.inputs[0]), op.outputs
+    band, last = (program.constant(name).swapaxes(-1, -2) for name in (op.band, op.last))
+    program.multiply_adds += band.size + last.size
+    squares = []
+    for start, rows, name in ((0, band, op.band), (len(band) * op.size, last[None], op.last)):
+        if rows.size:
+            ends = f"{program.array(name, rows)}, {program.read(x, start)}"
+            squares.append(f"band({ends}, {', '.join(map(str, rows.shape))})")
+    program.define(n, f"{number(op.weight)} * ({' + '.join(squares)})")
 
 
 @WRITE.runs(point.Rescale)

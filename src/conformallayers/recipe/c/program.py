@@ -78,9 +78,8 @@ class Program:
         self._parts: dict[str, tuple[str, int]] = {}  # value → whole map that has it, first channel
         self._arrays: dict[tuple[str, str, bytes], str] = {}
         self._scalars: dict[str, str] = {}
-        self._taken: set[str] = set()
-        for end in ("predict_with", "predict_u8", "self_test"):
-            self._take(f"{name}_{end}")
+        ends = "predict", "predict_with", "predict_u8", "predict_u8_with", "self_test"
+        self._taken = {f"{name}_{end}" for end in ends}
         image = Buffer(IMAGE, self.count(INPUT))
         self._put(INPUT, Place(image, 0, self.shape(INPUT)[0], None))
 
@@ -282,18 +281,14 @@ class Program:
         return self.function(name, text)
 
     def identifier(self, name: str) -> str:
-        """Return a C identifier that is neither taken nor the beginning of one that is."""
+        """Return a C identifier that is not taken."""
         base = found = re.sub(r"\W", "_", name, flags=re.ASCII)
         count = 1
         while found in self._taken:
             count += 1
             found = f"{base}_{count}"
-        self._take(found)
+        self._taken.add(found)
         return found
-
-    def _take(self, name: str) -> None:
-        words = name.split("_")
-        self._taken.update("_".join(words[:n]) for n in range(1, len(words) + 1))
 
     def constant(self, name: str) -> Array:
         """Return a constant of the recipe in float64."""

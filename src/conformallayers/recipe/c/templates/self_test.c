@@ -8,11 +8,11 @@ int ${name}_self_test(void)
     int32_t i;
     int best;
     for (i = 0; i < ${macro}_INPUT_SIZE; i++)
-        image[i] = $lowest + $step * (float)self_test_image[i];
+        image[i] = (float)self_test_image[i] / 255.0f;
     best = ${name}_predict(image, out);
-    if ((best >= 0) != $valid)
+    if (best < 0)
         return 1;
-    for (i = 0; $finite && i < ${macro}_OUTPUT_SIZE; i++)
+    for (i = 0; i < ${macro}_OUTPUT_SIZE; i++)
         if (!(out[i] - self_test_out[i] <= limit && self_test_out[i] - out[i] <= limit))
             return 1;
     return 0;

@@ -5,27 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from conformallayers.recipe.c.self_test import self_test_words, whole_levels
+from conformallayers.errors import ConformalError
 from programs import FLAGS, SANITIZED, compiler, export, needs_compiler, small_networks
-
-
-@pytest.mark.parametrize(
-    ("lowest", "highest"),
-    [(0, 1), (-3, 5), (0, 0), (7, 7), (-1e37, 9e36), (1e-44, 1e-40), (1e6, 1e6 + 1)],
-)
-def test_images_of_whole_levels_are_near_and_exact(lowest: float, highest: float) -> None:
-    x = np.random.default_rng(0).uniform(lowest, highest, (3, 4, 5)).astype(np.float32)
-    levels = whole_levels(x)
-    assert levels.whole.dtype == np.uint8
-    assert np.log2(levels.step) % 1 == 0
-    error = np.abs(levels.image.astype(np.float64) - x)
-    assert error.max() <= max(
-        np.ptp(x.astype(np.float64)) / 120, 2.0**-126, abs(highest - lowest) == 0
-    )
 
 
 def self_test(folder: Path, name: str, *command: str) -> int:
@@ -68,7 +52,7 @@ def test_every_compiler_takes_the_program_without_a_warning(
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [pytest.param(0.0, marks=pytest.mark.slow), 1e11])
+@pytest.mark.parametrize("size", [0.0, 1e11])
 def test_images_of_zeros_and_of_large_numbers(size: float, tmp_path: Path) -> None:
     for name, fold in small_networks().items():
         x = torch.full((1, *fold.input_shape), size)
@@ -76,9 +60,10 @@ def test_images_of_zeros_and_of_large_numbers(size: float, tmp_path: Path) -> No
         assert self_test(tmp_path, made.name, "cc") == 0
 
 
-def test_outputs_that_are_nan_or_infinite() -> None:
+def test_outputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     fold = small_networks()["conv"]
-    for name, number in {"none": float("nan"), "much": float("inf")}.items():
-        levels = whole_levels(np.zeros(fold.input_shape, np.float32))
-        words = self_test_words(levels, np.array([1.0, number], np.float32))
-        assert (words["finite"], words["valid"]) == (0, int(name == "much"))
+    for parameter in fold.buffers():
+        parameter.fill_(3e38)
+    with pytest.raises(ConformalError, match=r"expected finite outputs, got NaN or infinity"):
+        export(fold, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
