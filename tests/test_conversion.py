@@ -111,6 +111,11 @@ def test_the_model_is_not_touched_and_shares_nothing() -> None:
     assert not cl.convert(model.eval(), SHAPE).training
 
 
+def test_features_without_parameters_have_the_dtype_of_the_head() -> None:
+    model = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)).double()
+    assert cl.convert(model, SHAPE).features.log_offset.dtype == torch.float64
+
+
 def test_twins_are_copied_pickled_and_loaded(tmp_path: Path) -> None:
     for build, shape in CNNS.values():
         twin = cl.convert(randomise(build()), shape).eval()

@@ -158,6 +158,17 @@ def test_what_cannot_be_exported_is_refused_by_name(
     assert not list(path.parent.iterdir())
 
 
+@pytest.mark.usefixtures("seeded")
+def test_outputs_far_below_their_inputs(path: Path) -> None:
+    convs = (cl.Conv2d(size, 32, 3, padding=1) for size in (3, *[32] * 9))
+    body = cl.ConformalLayers(*(part for conv in convs for part in (conv, cl.ReSPro())))
+    model = nn.Sequential(body, nn.Flatten(), nn.Linear(32 * 144, 2, bias=False))
+    folded = cl.fold(model, (3, 12, 12), strategy="layers")
+    assert folded(torch.rand(1, 3, 12, 12)).abs().max() < 1e-10
+    export_onnx(folded, path)
+    cl.Session(folded, engine="onnxruntime")
+
+
 def test_a_missing_folder_is_created(path: Path) -> None:
     export_onnx(network(), path.parent / "new" / "one" / "net.onnx")
     assert [file.name for file in (path.parent / "new" / "one").iterdir()] == ["net.onnx"]
