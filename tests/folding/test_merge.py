@@ -246,6 +246,14 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         ["conv_transpose", "add_constant"],
     ),
     "dense beside depthwise": ([Join([conv(4, 4, 3, groups=4), conv(4, 4, 3)])], ["conv"]),
+    "products of one number": (
+        [conv(4, 1), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(1, 1), nn.Linear(1, 8, bias=False)],
+        ["conv", "max_pool", "reshape", "matmul", "matmul"],
+    ),
+    "a product behind a pool and a flattening": (
+        [nn.Flatten(1, 2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 1)],
+        ["reshape", "reshape", "adaptive_avg_pool", "matmul"],
+    ),
     "a pool": ([half, norm(4), nn.ReLU()], ["avg_pool", "multiply", "add_constant", "elementwise"]),
 }
 

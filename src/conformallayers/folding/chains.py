@@ -241,10 +241,12 @@ def cheapest(links: Sequence[Link]) -> list[Link]:
 
 
 def _reordered(links: list[Link]) -> list[Link]:
-    """Exchange neighbours where the other order takes less work."""
+    """Exchange neighbours where the other order takes less work; a flattening between them stays."""
     found = list(links)
     for index in range(len(found) - 1):
-        pair = found[index : index + 2]
+        first, second = pair = found[index : index + 2]
+        if len(first.input_shape) != len(second.output_shape):
+            continue
         other = _exchanged(*pair) or _shifted(*pair)
         if other is not None and total(other).total < total(pair).total:
             found[index : index + 2] = other
@@ -289,7 +291,7 @@ def _shifted(first: Link, second: Link) -> list[Link] | None:
         return None
     axes, shape = len(form.kernel), first.input_shape[len(first.rows) :]
     moved = diagonal(torch.ones_like(factor), shift / factor, axes)
-    scaled = compose(diagonal(factor, None, axes), lifted(weighted, axes), shape)
+    scaled = compose(diagonal(factor, None, axes), weighted, shape)
     if isinstance(scaled, str):
         return None
     cost = Cost(math.prod(first.input_shape), len(factor))
