@@ -123,14 +123,14 @@ class RecipeModule(nn.Module):
         """
         layout = bool(self._images) and not transformed()  # a transform cannot be asked for it
         for name in self._images & values.keys() if layout else ():
-            values[name] = values[name].contiguous(memory_format=torch.channels_last)
+            values[name] = _image(values[name])
         for operation, dropped in self._steps[operations]:
             inputs = [values[name] for name in operation.inputs]
             result = RUN[type(operation)](operation, self, *inputs)
             results = (result,) if len(operation.outputs) == 1 else result
             for name, value in zip(operation.outputs, results, strict=True):
                 if layout and name in self._images:
-                    value = value.contiguous(memory_format=torch.channels_last)
+                    value = _image(value)
                 values[name] = value
             if not keep:
                 for name in dropped:
@@ -197,16 +197,20 @@ def steady_allocator() -> None:
     torch.empty(CHUNK_BYTES, dtype=torch.uint8)
 
 
-def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
-    """Return the constants in row-major order: products round by the order in memory.
+def _image(x: Tensor) -> Tensor:
+    """Return image maps or kernels in channels-last order, the fastest; those of one channel in row-major order.
 
-    Kernels of images are channels-last, which is the fastest. They are made row-major first: strides such as (9, 1, 3, 1)
-    of a kernel (C, 3, 3, 1) count as channels-last, but torch's grouped convolutions are wrong with them.
+    Strides of (C, 1, 3, 3) such as (9, 1, 3, 1) count as both orders, but torch convolves wrongly with them.
     """
+    if x.shape[1] == 1:
+        return x.flatten().view(x.shape)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the constants in row-major order: products round by the order in memory. Kernels are as images."""
     kernels = {op.weight for op in recipe.operations if isinstance(op, layer.Conv)}
     return {
-        name: array.contiguous().contiguous(memory_format=torch.channels_last)
-        if name in kernels and array.dim() == 4
-        else array.contiguous()
-        for name, array in recipe.constants.items()
+        name: _image(array) if name in kernels and array.dim() == 4 else array
+        for name, array in ((name, array.contiguous()) for name, array in recipe.constants.items())
     }
