@@ -145,6 +145,19 @@ def test_grouped_kernels_of_one_column(tmp_path: Path) -> None:
     assert_same_everywhere(quantized, x, tmp_path)
 
 
+class Shifted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x - 1
+
+
+def test_a_shift_of_all_pixels_and_windows_beside_the_image(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 1, stride=2, padding=2)
+    folded = cl.fold(nn.Sequential(Shifted(), *layers), (3, 5, 3))
+    quantized = cl.quantize(folded, images((3, 5, 3)))
+    assert_same_everywhere(quantized, images((3, 5, 3)), tmp_path)
+
+
 def test_nan_is_read_as_0_everywhere(tmp_path: Path) -> None:
     torch.manual_seed(0)
     for index, body in enumerate((nn.Sequential, cl.ConformalLayers)):

@@ -33,7 +33,7 @@ _CONDITIONS = "Equal", "Greater", "IsNaN", "Less", "Or"  # operators that give b
 
 def _operator(kind: str, *, reflected: bool = False) -> Callable[[Value, Operand], Value]:
     def run(x: Value, other: Operand) -> Value:
-        if not isinstance(other, (Value, np.ndarray, float)):
+        if not isinstance(other, (Value, np.ndarray, np.floating, float)):
             return NotImplemented
         return x.graph.add(kind, *((other, x) if reflected else (x, other)))
 
