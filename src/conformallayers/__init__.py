@@ -38,7 +38,7 @@ _NAMES = {
     "folding.save": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
-    "diagnosis.diagnose": ("Diagnosis", "diagnose"),
+    "health": ("Diagnosis", "diagnose"),
     "recipe.c.files": ("CExport",),
     "recipe.c.export": ("export_c",),
     "recipe.onnx.export": ("export_onnx",),
@@ -56,8 +56,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .container import ConformalLayers as ConformalLayers
     from .container import layer_by_layer as layer_by_layer
     from .conversion import convert as convert
-    from .diagnosis.diagnose import Diagnosis as Diagnosis
-    from .diagnosis.diagnose import diagnose as diagnose
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
     from .expansion import Expansion as Expansion
@@ -69,6 +67,8 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.save import load as load
     from .folding.save import save as save
     from .graph.trace import trace as trace
+    from .health import Diagnosis as Diagnosis
+    from .health import diagnose as diagnose
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic

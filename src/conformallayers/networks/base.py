@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import is_real, refusal
-from ..hub import Published
+from .hub import Published
 
 IMAGE_SHAPE = (3, 32, 32)
 

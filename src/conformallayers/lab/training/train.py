@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...container import ConformalLayers, layer_by_layer
-from ...diagnosis.diagnose import diagnose
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...expansion import collapse
+from ...health import diagnose
 from ...nn.extra_layers import Centre
 from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
@@ -256,7 +256,7 @@ class _Run:
             yield f"warning: not diagnosed: {first_line(error)}"
             return
         for warning in found:
-            yield f"warning: {warning.line}"
+            yield f"warning: {warning}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
         """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""

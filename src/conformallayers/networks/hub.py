@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import missing_extra
+from ..errors import missing_extra
 
 CARD = """---
 {{ card_data }}
@@ -94,7 +94,7 @@ class Published(
 
     def generate_model_card(self: Any, *args: Any, **options: Any) -> Any:
         """Return the model card; ``huggingface_hub`` calls it."""
-        from . import __version__
+        from .. import __version__
 
         facts = {
             "name": type(self).__name__,

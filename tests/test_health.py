@@ -1,0 +1,565 @@
+"""cl.diagnose: the model is left alone, every number, and one warning for one mistake."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import conformallayers as cl
+from conformallayers.health import HealthWarning, PartHealth
+from conformallayers.lab.data.batches import as_input
+from conformallayers.lab.data.datasets import load
+from models import EMBEDDINGS, Generator
+from oracle import exact_output, randomise
+from support import FORM, both_forms
+
+SHAPE = (2, 8, 8)
+
+
+class Noisy(nn.Module):
+    """A model with noise of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.head = network(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.part(x + 1e-3 * torch.rand_like(x)).flatten(1)[:, :8])
+        return y
+
+
+def network() -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    return cl.ConformalLayers(
+        *(cl.Conv2d(2, 4, 3, bias=True), nn.BatchNorm2d(4), cl.ReSPro("spectral")),
+        *(cl.Dropout(0.5), nn.ReLU(), cl.Conv2d(4, 4, 3), cl.ReSPro("learned")),
+        offset="learned",
+        unit="rms",
+    )
+
+
+def batch() -> Tensor:
+    return torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Return everything of a model that a look at it must leave alone."""
+    return {
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "modes": [module.training for module in model.modules()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "needs": [p.requires_grad for p in model.parameters()],
+        "hooks": [
+            (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks))
+            for m in model.modules()
+        ],
+        "names": [sorted(vars(module)) for module in model.modules()],
+        "torch": torch.get_rng_state(),
+    }
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_same(value, other[key])
+    elif isinstance(one, (list, tuple)):
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [network, Noisy])
+def test_the_model_is_left_alone(make: Any, training: bool) -> None:
+    model = make()
+    model.train()
+    for _ in range(3):
+        model(batch()).square().sum().backward()
+    model.train(training)
+    calls: list[str] = []
+    inner = model if isinstance(model, cl.ConformalLayers) else model.part
+    inner[0].register_forward_hook(lambda *_: calls.append("forward"))
+    inner[5].register_full_backward_hook(lambda *_: calls.append("backward"))
+    inner[5].weight.register_hook(lambda gradient: calls.append("tensor"))
+    before, python, numbers = state(model), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    x = batch()
+    kept = x.clone()
+    found = cl.diagnose(model, x)
+    assert_same(before, state(model))
+    assert random.getstate() == python
+    assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[arg-type]
+    assert torch.equal(x, kept)
+    assert calls == []
+    assert found.samples == 6
+
+
+def test_the_mode_makes_no_difference() -> None:
+    model = network()
+    model(batch())
+    assert str(cl.diagnose(model.train(), batch())) == str(cl.diagnose(model.eval(), batch()))
+
+
+def test_inference_mode_and_float_types() -> None:
+    with torch.inference_mode():
+        x = torch.rand(4, *SHAPE)
+        assert cl.diagnose(network(), x).samples == 4
+    for dtype in (torch.float64, torch.bfloat16):
+        assert cl.diagnose(network().to(dtype), batch().to(dtype)).parts[0].path == ""
+
+
+def test_parametrised_and_shared_layers() -> None:
+    conv = parametrizations.weight_norm(cl.Conv2d(2, 2, 3, padding=1))
+    model = cl.ConformalLayers(conv, nn.ReLU(), conv, cl.ReSPro(1.0), offset=0.5, unit="rms")
+    assert len(cl.diagnose(model, batch()).parts[0].layers) == 4
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((torch.rand(2, 3), network()), r"diagnose\(model\): expected an nn.Module"),
+        ((nn.Linear(3, 3), torch.rand(2, 3)), "expected a cl.ConformalLayers"),
+        ((network(), [1.0]), "a floating-point tensor, got list"),
+        ((network(), torch.ones(2, *SHAPE).long()), "a floating-point tensor, got torch.int64"),
+        (
+            (network(), torch.rand(8)),
+            r"a batch of at least one sample, got a tensor of shape \(8,\)",
+        ),
+        ((network(), torch.rand(0, *SHAPE)), "a batch of at least one sample"),
+        ((network(), torch.full((2, *SHAPE), torch.nan)), "finite numbers"),
+        ((network(), torch.zeros(2, *SHAPE)), "samples with a norm, got zeros"),
+        ((network(), torch.rand(2, 3, 8, 8)), "Conv2d"),
+        ((network(), torch.rand(*SHAPE)), "Conv2d"),
+        ((Noisy(), torch.rand(2, 2, 3, 3)), "any number of samples|Conv2d"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[Any, Any], match: str) -> None:
+    with pytest.raises(cl.ConformalError, match=match) as refused:
+        cl.diagnose(*arguments)
+    assert FORM.match(str(refused.value))
+
+
+def test_a_model_that_never_runs_its_layers_is_refused() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    with pytest.raises(cl.ConformalError, match="a model that runs its ConformalLayers, got none"):
+        cl.diagnose(Idle(), batch())
+
+
+# -- how it prints ----------------------------------------------------------------------------------
+
+
+def diagnosis() -> cl.Diagnosis:
+    torch.manual_seed(0)
+    layers = cl.Conv2d(1, 4, 3), cl.ReSPro(500.0), nn.BatchNorm2d(4), cl.Flatten()
+    model = nn.Sequential(cl.ConformalLayers(*layers), nn.Linear(144, 3))
+    return cl.diagnose(model, torch.rand(8, 1, 8, 8))
+
+
+def test_it_prints_tables_and_every_warning_with_its_remedy() -> None:
+    found = diagnosis()
+    text = str(found)
+    assert repr(found) == text
+    for part in found.parts:
+        assert str(part) in text
+    assert "0.1   ReSPro" in text
+    assert f"{len(found.warnings)} warnings on 8 samples" in text
+    for warning in found.warnings:
+        assert all(piece in text for piece in (warning.seen, warning.why, warning.remedy))
+        assert str(warning) in text
+
+
+def test_columns_without_numbers_are_left_out() -> None:
+    part = cl.ConformalLayers(cl.Linear(4, 4), nn.ReLU())
+    text = str(cl.diagnose(part, torch.rand(4, 4)).parts[0])
+    assert "dead" in text
+    assert "alpha" not in text
+    assert "variance" not in text
+
+
+def test_paths_are_listed_up_to_three() -> None:
+    paths = ("a", "", "c", "d", "e")
+    warning = HealthWarning("kind", paths, "seen", "why", "Remedy.")
+    assert warning.path == "a, model, c and 2 more"
+    assert str(warning) == "a, model, c and 2 more: seen; why. Remedy."
+
+
+# -- measurements -----------------------------------------------------------------------------------
+
+
+def normal(count: int = 5) -> Tensor:
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(3))
+
+
+def part_of(model: nn.Module, x: Tensor) -> PartHealth:
+    (part,) = cl.diagnose(model, x).parts
+    return part
+
+
+@both_forms
+@pytest.mark.parametrize("unit", ["norm", "rms"])
+def test_lengths_and_shares_follow_x_and_t_literally(projective: bool, unit: str) -> None:
+    model = randomise(
+        cl.ConformalLayers(
+            *(cl.Conv2d(2, 3, 3, bias=True), cl.ReSPro(1.5, projective=projective), nn.ReLU()),
+            *(cl.Conv2d(3, 2, 3), cl.ReSPro(0.8, projective=projective)),
+            offset=0.7,
+            unit=unit,
+        )
+    ).double()
+    x = normal().double()
+
+    def length(v: Tensor) -> Tensor:
+        found = v.flatten(1).norm(dim=1)
+        return found / math.sqrt(v[0].numel()) if unit == "rms" else found
+
+    part = part_of(model, x)
+    assert part.entering == pytest.approx(float(length(x).median()))
+    t = (length(x) ** 2 + 0.7**2).sqrt()
+    with torch.no_grad():
+        for layer, module in zip(part.layers, model, strict=True):
+            if isinstance(module, cl.ReSPro):
+                alpha, before = float(module.alpha), t
+                arriving = length(x) / t
+                added = length(x) ** 2 / (2 * alpha)
+                added = added / t if projective else added
+                t = alpha / 2 * before + added
+                assert layer.alpha == alpha
+                assert layer.arriving == pytest.approx(float(arriving.median()))
+                assert layer.added == pytest.approx(float((added / t).median()))
+            elif isinstance(module, nn.Conv2d) and module.bias is not None:
+                x = nn.functional.conv2d(x, module.weight)
+                x = x + t.view(-1, 1, 1, 1) * module.bias.view(-1, 1, 1)
+            else:
+                x = module(x)
+            assert layer.finite
+            assert layer.length == pytest.approx(float((length(x) / t).median()))
+            assert layer.shape == tuple(x.shape[1:])
+    leaving = (x / t.view(-1, 1, 1, 1)).square().mean().sqrt()
+    assert part.leaving == pytest.approx(float(leaving))
+
+
+def test_outputs_are_those_of_the_model() -> None:
+    model = randomise(
+        nn.Sequential(
+            cl.ConformalLayers(
+                *(cl.Conv2d(2, 4, 3), cl.ReSPro("learned"), nn.LPPool2d(2, 2)),
+                cl.Residual(cl.Conv2d(4, 4, 3, padding=1), cl.Gnomonic(), nn.ReLU()),
+            ),
+            nn.Flatten(),
+        )
+    )
+    x = normal()
+    part = part_of(model, x)
+    expected = exact_output(model, x).square().mean().sqrt()
+    assert part.leaving == pytest.approx(float(expected))
+    assert [layer.path for layer in part.layers] == [
+        *("0.0", "0.1", "0.2", "0.3.shortcut", "0.3.body.0", "0.3.body.1", "0.3.body.2")
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_outputs_of_random_networks_are_those_of_the_oracle(seed: int) -> None:
+    model, shape = Generator(seed).staged(**EMBEDDINGS[seed % len(EMBEDDINGS)])
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.num_batches_tracked.fill_(1000)  # settled, so that the running statistics count
+    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(seed))
+    expected = exact_output(model, x).square().mean().sqrt()
+    assert part_of(model, x).leaving == pytest.approx(float(expected))
+
+
+def test_dead_channels_are_counted_behind_maps() -> None:
+    conv = cl.Conv2d(2, 4, 3, bias=True)
+    with torch.no_grad():
+        conv.bias[:] = torch.tensor([-50.0, 50.0, -50.0, 50.0])
+    layers = part_of(cl.ConformalLayers(conv, nn.ReLU(), nn.Flatten()), normal()).layers
+    assert [(layer.dead, layer.channels) for layer in layers] == [
+        (None, None),
+        (2, 4),
+        (None, None),
+    ]
+
+
+def test_a_norm_that_has_seen_no_batch_uses_the_batch() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3)
+    model = cl.ConformalLayers(cl.Conv2d(2, 3, 3), norm, nn.ReLU(), unit="rms")
+    found = part_of(model, normal()).layers[1]
+    assert found.length == pytest.approx(1.0, rel=0.05)
+    model.train()
+    model(normal())
+    sigma = norm.running_var.sub(0.9).div(0.1).median()  # torch stores the unbiased variance
+    assert found.variance == pytest.approx(float(sigma), rel=0.02)
+
+
+@pytest.mark.parametrize(("momentum", "batches", "settled"), [(0.1, 28, False), (0.1, 29, True)])
+def test_statistics_settle_with_the_momentum(momentum: float, batches: int, settled: bool) -> None:
+    norm = nn.BatchNorm2d(3, momentum=momentum)
+    norm.num_batches_tracked.fill_(batches)
+    norm.running_var.fill_(4.0)
+    found = part_of(cl.ConformalLayers(cl.Conv2d(2, 3, 3), norm), normal()).layers[1]
+    assert (found.variance == 4.0) is settled
+
+
+def test_every_call_of_a_part_is_measured() -> None:
+    part = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
+    found = cl.diagnose(nn.Sequential(part, nn.Identity(), part), torch.rand(3, 4))
+    assert [part.path for part in found.parts] == ["0", "0"]
+
+
+# -- warnings ----------------------------------------------------------------------------------------
+
+
+def uniform(count: int = 16) -> Tensor:
+    return torch.rand(count, 2, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def healthy(
+    *,
+    respro: Callable[[], nn.Module] = lambda: cl.ReSPro(1.0, projective=True),
+    pool: Callable[[], nn.Module] = lambda: nn.LPPool2d(2, 2),
+    inner: nn.Module | None = None,
+    norm: nn.Module | None = None,
+    offset: float | str | None = 0.5,
+    unit: str = "rms",
+) -> cl.ConformalLayers:
+    """Return two stages by the rules of docs/stages.md, or with one of them broken."""
+    torch.manual_seed(0)
+    convolutions = [cl.Conv2d(2, 4, 3), cl.Conv2d(4, 8, 3), cl.Conv2d(8, 8, 1), cl.Conv2d(8, 8, 3)]
+    for layer in convolutions:
+        nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+    first, second, third, fourth = convolutions
+    return cl.ConformalLayers(
+        *(first, second if inner is None else inner, respro(), pool()),
+        *([norm or nn.BatchNorm2d(8)] if inner is None else []),
+        *(third, fourth, respro(), nn.Flatten()),
+        offset=offset,
+        unit=unit,
+    )
+
+
+def warned(model: nn.Module, x: Tensor | None = None) -> tuple[Any, ...]:
+    return cl.diagnose(model, uniform() if x is None else x).warnings
+
+
+def only(model: nn.Module, x: Tensor | None = None) -> Any:
+    (warning,) = warned(model, x)
+    assert str(warning).count("\n") == 0
+    assert warning.remedy.endswith(".")
+    return warning
+
+
+# -- healthy models ---------------------------------------------------------------------------------
+
+
+def test_a_network_by_the_rules_has_no_warning() -> None:
+    assert warned(healthy()) == ()
+    assert warned(healthy(), uniform(1)) == ()
+
+
+@pytest.mark.parametrize("preset", ["micro", "small", "base"])
+def test_stage_nets_with_random_weights_have_no_warning(preset: str) -> None:
+    torch.manual_seed(1)
+    images = as_input(load("digits").train_images[:16])
+    assert warned(cl.networks.StageNet(preset), images) == ()
+
+
+def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
+    torch.manual_seed(0)
+    digits, model = load("digits"), cl.networks.StageNet("micro")
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    held = as_input(digits.test_images[:32])
+    for step in range(50):
+        rows = torch.arange(32 * step, 32 * (step + 1)) % len(digits.train_labels)
+        loss = nn.functional.cross_entropy(
+            model(as_input(digits.train_images[rows])), digits.train_labels[rows]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step in (0, 3, 20, 49):
+            assert warned(model, held) == (), step
+
+
+# -- the mistakes of docs/stages.md -----------------------------------------------------------------
+
+
+def test_variances_below_eps() -> None:
+    model = healthy(unit="norm", offset=None, respro=lambda: cl.ReSPro(30.0))
+    warnings = {warning.kind: warning for warning in warned(model)}
+    assert warnings["variance below eps"].paths == ("4",)
+    assert 'unit="rms"' in warnings["variance below eps"].remedy
+
+
+def test_variances_below_eps_of_a_trained_norm() -> None:
+    norm = nn.BatchNorm2d(8)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var.fill_(1e-8)
+    warnings = {warning.kind: warning for warning in warned(healthy(norm=norm))}
+    assert "100 % of the variances are below eps=1e-05" in warnings["variance below eps"].seen
+
+
+def test_no_homogeneous_map() -> None:
+    warning = only(healthy(pool=lambda: cl.AvgPool2d(2)))
+    assert warning.kind == "no map"
+    assert "odd in x" in warning.why
+    assert "docs/stages.md" in warning.remedy
+
+
+def test_a_map_between_two_parts_counts_and_one_in_the_head_does_not() -> None:
+    torch.manual_seed(0)
+    first, second = (cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(1.0)) for _ in range(2))
+    x = torch.rand(8, 8)
+    assert warned(nn.Sequential(first, nn.ReLU(), second), x) == ()
+    warning = only(nn.Sequential(first, second, nn.ReLU()), x)
+    assert (warning.kind, warning.paths) == ("no map", ("0", "1"))
+
+
+def test_no_offset_and_projective_activations() -> None:
+    warning = only(healthy(offset=None))
+    assert warning.kind == "offset"
+    assert "contrast" in warning.why
+    small = only(healthy(offset=1e-5))
+    assert small.kind == "offset"
+    assert "learned" in warning.remedy
+    assert small.remedy.startswith("Scale the inputs down")
+
+
+# -- other problems -------------------------------------------------------------------------------------
+
+
+def test_an_offset_far_above_the_inputs() -> None:
+    warnings = {warning.kind: warning for warning in warned(healthy(offset=300.0))}
+    assert "all points are short" in warnings["offset"].why
+
+
+@pytest.mark.parametrize("projective", [False, True])
+def test_alpha_far_above_what_arrives(projective: bool) -> None:
+    model = healthy(respro=lambda: cl.ReSPro(1000.0, projective=projective))
+    warnings = {warning.kind: warning for warning in warned(model)}
+    warning = warnings["alpha too large"]
+    assert warning.paths[0] == "2"
+    assert "alpha 1e+03" in warning.seen
+    assert "root mean square that arrives" in warning.remedy
+
+
+def test_alpha_far_below_what_arrives() -> None:
+    warning = only(healthy(respro=lambda: cl.ReSPro(0.01, projective=True)))
+    assert (warning.kind, warning.paths) == ("alpha too small", ("2", "7"))
+    assert warning.path == "2, 7"
+
+
+def test_radii_by_bounds_are_loose_in_deep_networks_and_share_one_warning() -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(8) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro())]
+    warnings = warned(cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0))
+    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
+    assert len(loose.paths) > 3
+    assert loose.path.endswith("more")
+    assert '"spectral"' in loose.remedy
+
+
+def test_a_spectral_radius_that_was_never_estimated_says_so() -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(6) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro("spectral"))]
+    warnings = warned(cl.ConformalLayers(*layers))
+    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
+    assert loose.remedy.startswith("Train a few steps")
+
+
+def test_points_that_vanish_and_explode() -> None:
+    for factor, kind in ((1e-6, "vanishing"), (1e6, "exploding")):
+        model = cl.ConformalLayers(*healthy()[:4], cl.Scale(factor), offset=0.5, unit="rms")
+        warning = only(model)
+        assert (warning.kind, warning.paths) == (kind, ("4",))
+
+
+def test_small_features() -> None:
+    model = cl.ConformalLayers(*healthy()[:4], cl.Scale(3e-4), offset=0.5, unit="rms")
+    warning = only(model)
+    assert (warning.kind, warning.path) == ("small features", "model")
+    assert "cl.Scale" in warning.remedy
+
+
+def test_numbers_that_are_not_finite() -> None:
+    for value in (float("nan"), float("inf")):
+        model = healthy()
+        with torch.no_grad():
+            model[1].weight[0, 0, 0, 0] = value  # type: ignore[union-attr]
+        kinds = [warning.kind for warning in warned(model)]
+        assert kinds == ["non-finite"]
+        assert only(model).paths == ("1",)
+        assert only(model).seen == "NaN or infinity in 1.weight"
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_tensor_of_the_head_that_is_not_finite_is_named(name: str) -> None:
+    model = nn.Sequential(healthy(), nn.Linear(32, 3))
+    with torch.no_grad():
+        model.get_parameter(f"1.{name}").view(-1)[0] = torch.nan
+    (warning,) = warned(model)
+    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
+    assert warning.seen == f"NaN or infinity in 1.{name}"
+
+
+def test_buffers_that_are_not_finite_are_named_and_masks_are_not() -> None:
+    norm = nn.BatchNorm1d(32)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var[3] = torch.inf
+    model = nn.Sequential(healthy(), norm)
+    assert only(model).seen == "NaN or infinity in 1.running_var"
+    norm.running_var[3] = 1.0
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert warned(model) == ()
+
+
+def test_points_that_overflow_are_found_at_their_layer() -> None:
+    model = cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5)
+    (warning,) = warned(model)
+    assert (warning.kind, warning.paths) == ("non-finite", ("10",))
+    assert warning.seen == "NaN or infinity behind this Scale"
+
+
+def test_a_dead_stage_and_dead_channels() -> None:
+    torch.manual_seed(0)
+    conv = cl.Conv2d(2, 8, 3, bias=True)
+    model = cl.ConformalLayers(conv, nn.ReLU(), cl.Conv2d(8, 4, 3), offset=0.5, unit="rms")
+    assert warned(model) == ()
+    with torch.no_grad():
+        conv.bias[:3] = -100.0
+    warning = only(model)
+    assert (warning.kind, warning.paths) == ("dead", ("1",))
+    assert "3 of 8 channels" in warning.seen
+    with torch.no_grad():
+        conv.bias[:] = -100.0
+    dead = next(warning for warning in warned(model) if warning.kind == "dead")
+    assert "no gradient reaches" in dead.why
+
+
+def trained_norm(**buffers: float) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(8)
+    norm.num_batches_tracked.fill_(1000)
+    for name, value in buffers.items():
+        getattr(norm, name).fill_(value)
+    return norm
