@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from .container import ConformalLayers, layer_by_layer
-from .errors import ConformalError, cause_line, checked_shape, refusal
+from .errors import ConformalError, checked_shape, refusal
 from .graph.capture import capture
 from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import RadialActivation, ReSPro
-from .nn.branches import Join, Parallel, Residual
+from .nn.branches import Join
 from .nn.extra_layers import Permute, Product
 from .nn.homogeneous import Abs
-from .nn.registry import find_spec, is_affine, is_homogeneous, suggestion
+from .nn.registry import find_spec, is_affine, suggestion
 from .nn.traced import Traced
 from .utils.html import Block, Printed, Table
 from .utils.text import suggest
@@ -45,15 +46,12 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Printed):
-    """The changes of :func:`conformallayers.convert`; prints as a table with a row for every layer, and a warning if there is one."""
+    """The changes of :func:`conformallayers.convert`; prints as a table with a row for every layer."""
 
     changes: tuple[Change, ...] = ()
-    warning: str = ""
 
     def _blocks(self) -> Iterator[Block]:
         yield Table(("path", "type", "what", "why"), [astuple(one) for one in self.changes])
-        if self.warning:
-            yield f"warning: {self.warning}"
 
 
 class Converted(nn.Sequential):
@@ -134,7 +132,7 @@ class _Twin:
             remedy = "Return the scores alone, or convert the part of the model that computes them."
             raise refusal(where, expected, "another one", remedy)
         self.where, self.model, self.graph = where, model, graph
-        copied = dict(_copied(where, model).named_modules())
+        copied = dict(copy.deepcopy(model).named_modules())
         self.modules = [_trainable(node, copied, model.training) for node in graph.nodes]
         self.head = _head(graph)
         outside = (number for number in range(len(graph.nodes)) if number < self.head)
@@ -157,14 +155,14 @@ class _Twin:
         like = next(self.model.parameters(), None)
         if like is not None:
             twin.to(like.device, like.dtype)
-        twin.conversion = Conversion(tuple(self._changes()), self._warning(twin))
+        twin.conversion = Conversion(tuple(self._changes()))
         twin.train(self.model.training)
         for part, mode in modes.items():
             part.training = mode
         return twin
 
     def _assembled(self, modules: Sequence[nn.Module]) -> Converted:
-        chain = _Assembly(self.graph, modules).chain(INPUT, self.graph.output)
+        chain = _chain(self.graph, modules)
         features = OrderedDict((_key(self.graph, n), m) for n, m in chain if n < self.head)
         twin = Converted()
         twin.add_module("features", ConformalLayers(features, offset="learned", unit="rms"))
@@ -217,25 +215,6 @@ class _Twin:
             if leaf and [*module.parameters()]:
                 kind = type(module).__name__
                 yield Change(path, kind, "dropped", "not called at evaluation")
-
-    def _warning(self, twin: Converted) -> str:
-        """Return a sentence about a twin that lost all of its rectifiers, or nothing."""
-        kept = all(kept for kept, _ in self.chosen.values())
-        if kept or any(map(is_homogeneous, twin[0].modules())):
-            return ""
-        return (
-            "nothing rectifies in the features now: the direction of their output is linear in x. "
-            'Pass keep="all", or the paths of the rectifiers to keep.'
-        )
-
-
-def _copied(where: str, model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        expected = "a model that copy.deepcopy copies"
-        remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
-        raise refusal(where, expected, cause_line(error), remedy) from error
 
 
 def _trainable(node: Node, copied: Mapping[str, nn.Module], training: bool) -> nn.Module:
@@ -333,22 +312,13 @@ def _checked_keep(keep: Any, graph: Graph) -> str | tuple[str, ...]:
             return keep
         remedy = f"One path is a list too: keep=[{keep!r}].{suggest(keep, _CHOICES)}"
         raise refusal(where, expected, repr(keep), remedy)
-    named = isinstance(keep, Iterable) and not isinstance(keep, bytes)
-    paths = tuple(keep) if named else ()
-    if not named or not all(isinstance(path, str) for path in paths):
-        raise refusal(where, expected, repr(keep), 'The default is "pooling".')
+    paths = tuple(keep) if isinstance(keep, (list, tuple, set)) else (keep,)
     rectifiers = [node for node in graph.nodes if isinstance(node.module, _RECTIFIERS)]
-    known = list(
-        dict.fromkeys(name for node in rectifiers for name in (node.path, node.name) if name)
-    )
+    known = {name for node in rectifiers for name in (node.path, node.name) if name}
     for path in paths:
-        if path in known:
-            continue
-        kinds = [_kind(node) for node in graph.nodes if path in (node.path, node.name)]
-        got = f"{path!r}, which is a {kinds[0]}" if kinds else repr(path)
-        shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
-        remedy = f"Its rectifiers are {shown}." if known else "The model has no rectifier."
-        raise refusal(where, "paths of rectifiers", got, remedy + suggest(path, known))
+        if path not in known:
+            remedy = f"The rectifiers of the model are {', '.join(sorted(known)) or 'none'}."
+            raise refusal(where, expected, repr(path), remedy)
     return paths
 
 
@@ -403,72 +373,46 @@ _POOLS = tuple(
 )
 
 
-# -- branches as Residual, Parallel or Traced --------------------------------------------------------------
-
-_Chain = list[tuple[int, nn.Module]]
+# -- branches -------------------------------------------------------------------------------------------
 
 
-class _Assembly:
-    """Assemble the modules between two values of a graph.
+def _chain(graph: Graph, modules: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
+    """Return the modules of a graph in a row with their nodes, branches as :class:`Traced` up to their join.
 
-    Every path from the input to a node passes its *dominators*. Between two neighbouring dominators of the output
+    Every path from the input to a node passes its dominators. Between two neighbouring dominators of the output
     there is one layer, or branches that end in a join.
     """
+    dominators: dict[int, set[int]] = {INPUT: {INPUT}}
+    for number, node in enumerate(graph.nodes):
+        dominators[number] = {number}.union(
+            set.intersection(*(dominators[source] for source in node.sources))
+        )
+    row = sorted(dominators[graph.output])
+    return [
+        (
+            end,
+            _traced(graph, modules, begin, end) if isinstance(modules[end], Join) else modules[end],
+        )
+        for begin, end in pairwise(row)
+    ]
 
-    def __init__(self, graph: Graph, modules: Sequence[nn.Module]) -> None:
-        self.graph, self.modules = graph, modules
-        self.dominators: dict[int, set[int]] = {INPUT: {INPUT}}
-        for number in range(len(graph.nodes)):
-            self.dominators[number] = {number} | self._before(number)
 
-    def _before(self, number: int) -> set[int]:
-        return set.intersection(*(self.dominators[n] for n in self.graph.nodes[number].sources))
-
-    def chain(self, start: int, end: int) -> _Chain:
-        """Return the modules from a value to another, in order, with their nodes."""
-        found: _Chain = []
-        while end != start:
-            begin = max(self._before(end))
-            found.append((end, self._joined(begin, end)))
-            end = begin
-        return found[::-1]
-
-    def _joined(self, start: int, end: int) -> nn.Module:
-        """Return the module from a value to a node: a layer, or branches and their join."""
-        join, sources = self.modules[end], self.graph.nodes[end].sources
-        if not isinstance(join, Join):
-            return join
-        inside = [between(self.graph, start, source) for source in sources]
-        # A node on two branches is computed once: neither Residual nor Parallel can share it.
-        if sum(map(len, inside)) > len(set().union(*inside)):
-            return self._traced(start, end)
-        branches = [self.chain(start, source) for source in sources]
-        if join.how == "sum":
-            skip, body = sorted(branches, key=len)
-            shortcut = self._sequence(skip) if skip else None
-            return Residual(*self._sequence(body), shortcut=shortcut)
-        parts = (self._sequence(branch) if branch else nn.Identity() for branch in branches)
-        return Parallel(*parts, join="concatenate", dim=join.dim)
-
-    def _traced(self, start: int, end: int) -> Traced:
-        """Return branches that share values as a graph."""
-        graph, root = fx.Graph(), nn.Module()
-        nodes = {start: graph.placeholder("x")}
-        for number in sorted(between(self.graph, start, end)):
-            values = [nodes[source] for source in self.graph.nodes[number].sources]
-            module, name = self.modules[number], _key(self.graph, number)
-            if not isinstance(module, Join):
-                root.add_module(name, module)
-                nodes[number] = graph.call_module(name, tuple(values))
-            elif module.how == "sum":
-                nodes[number] = graph.call_function(operator.add, tuple(values))
-            else:
-                nodes[number] = graph.call_function(torch.cat, (values, module.dim))
-        graph.output(nodes[end])
-        return Traced(fx.GraphModule(root, graph))
-
-    def _sequence(self, chain: _Chain) -> nn.Sequential:
-        return nn.Sequential(OrderedDict((_key(self.graph, n), module) for n, module in chain))
+def _traced(graph: Graph, modules: Sequence[nn.Module], start: int, end: int) -> Traced:
+    """Return the branches from a value to their join."""
+    drawn, root = fx.Graph(), nn.Module()
+    nodes = {start: drawn.placeholder("x")}
+    for number in sorted(between(graph, start, end)):
+        values = [nodes[source] for source in graph.nodes[number].sources]
+        module, name = modules[number], _key(graph, number)
+        if not isinstance(module, Join):
+            root.add_module(name, module)
+            nodes[number] = drawn.call_module(name, tuple(values))
+        elif module.how == "sum":
+            nodes[number] = drawn.call_function(operator.add, tuple(values))
+        else:
+            nodes[number] = drawn.call_function(torch.cat, (values, module.dim))
+    drawn.output(nodes[end])
+    return Traced(fx.GraphModule(root, drawn))
 
 
 def _key(graph: Graph, number: int) -> str:
