@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from conformallayers.nn import extra_layers, homogeneous, layers
-from conformallayers.nn.branches import Parallel, Residual
-from conformallayers.nn.homogeneous import Split
+from conformallayers.nn import layers
+from conformallayers.nn.branches import Parallel, Residual, Split
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
 
@@ -146,7 +145,7 @@ def _row(
 
 
 def _spatial_cases(owner: Any, n: int) -> Iterator[Case]:
-    """Yield the cases of the layers with n spatial axes that both packages have."""
+    """Yield the cases of the convolutions that both packages have."""
     sizes = _SIZES[n]
     base: _Options = {"in_channels": 2, "out_channels": 3, "kernel_size": 3}
     if owner is nn:
@@ -156,15 +155,15 @@ def _spatial_cases(owner: Any, n: int) -> Iterator[Case]:
     small = tuple(min(size, 6 - n) for size in sizes)
     for options in _transposed_options(n):
         yield _row(owner, f"ConvTranspose{n}d", (2, *small), options, base)
-    for options in _pool_options(n):
-        yield _row(owner, f"AvgPool{n}d", (2, *sizes), options)
-    for options in _adaptive_options(n):
-        yield _row(owner, f"AdaptiveAvgPool{n}d", (2, *sizes), options)
 
 
 def _torch_cases(n: int) -> Iterator[Case]:
-    """Yield the cases of the layers with n spatial axes that only torch.nn has."""
+    """Yield the cases of the other layers with n spatial axes."""
     sizes = _SIZES[n]
+    for options in _pool_options(n):
+        yield _row(nn, f"AvgPool{n}d", (2, *sizes), options)
+    for options in _adaptive_options(n):
+        yield _row(nn, f"AdaptiveAvgPool{n}d", (2, *sizes), options)
     yield _row(nn, f"Dropout{n}d", (4, *sizes), {"p": 0.3})
     for options in ({}, {"eps": 0.1, "momentum": 0.3}, {"affine": False}, {"bias": False}):
         yield _row(nn, f"BatchNorm{n}d", (3, *sizes), options, {"num_features": 3})
@@ -180,18 +179,19 @@ def _torch_cases(n: int) -> Iterator[Case]:
             yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": padding}, base)
 
 
-def _plain_cases(owner: Any) -> Iterator[Case]:
+def _plain_cases() -> Iterator[Case]:
     """Yield the cases of the layers for any number of axes."""
-    bias: _Options = {"bias": False} if owner is nn else {}
-    yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4}, bias)
-    yield _row(owner, "Linear", (2, 3, 5), {"in_features": 5, "out_features": 7}, bias)
-    yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4, "bias": True})
-    yield _row(owner, "Dropout", (3, 4), {})
-    yield _row(owner, "Dropout", (3, 4, 2), {"p": 0.2})
-    yield _row(owner, "Flatten", (2, 3, 4), {})
-    yield _row(owner, "Flatten", (2, 3, 4), {"start_dim": 2})
-    yield _row(owner, "Flatten", (2, 3, 4), {"start_dim": -3, "end_dim": 2})
-    yield _row(owner, "Identity", (2, 3), {})
+    for owner in (nn, layers):
+        bias: _Options = {"bias": False} if owner is nn else {}
+        yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4}, bias)
+        yield _row(owner, "Linear", (2, 3, 5), {"in_features": 5, "out_features": 7}, bias)
+        yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4, "bias": True})
+    yield _row(nn, "Dropout", (3, 4), {})
+    yield _row(nn, "Dropout", (3, 4, 2), {"p": 0.2})
+    yield _row(nn, "Flatten", (2, 3, 4), {})
+    yield _row(nn, "Flatten", (2, 3, 4), {"start_dim": 2})
+    yield _row(nn, "Flatten", (2, 3, 4), {"start_dim": -3, "end_dim": 2})
+    yield _row(nn, "Identity", (2, 3), {})
 
 
 def _composite_cases() -> Iterator[Case]:
@@ -219,7 +219,7 @@ def _linear_cases() -> Iterator[Case]:
     for owner in (nn, layers):
         for n in _SIZES:
             yield from _spatial_cases(owner, n)
-        yield from _plain_cases(owner)
+    yield from _plain_cases()
     for n in _SIZES:
         yield from _torch_cases(n)
     yield _row(nn, "Unflatten", (6, 2), {"dim": 1, "unflattened_size": (3, 2)})
@@ -228,10 +228,10 @@ def _linear_cases() -> Iterator[Case]:
     yield _row(nn, "PixelUnshuffle", (2, 4, 6), {"downscale_factor": 2})
     yield _row(nn, "ChannelShuffle", (6, 3, 2), {"groups": 3})
     yield _row(nn, "BatchNorm1d", (4,), {}, {"num_features": 4})
-    yield _row(extra_layers, "RepeatChannels", (2, 3, 4), {"times": 3})
+    yield _row(layers, "RepeatChannels", (2, 3, 4), {"times": 3})
     yield from _composite_cases()
-    yield _row(extra_layers, "Scale", (3, 4), {})
-    yield _row(extra_layers, "Scale", (3, 4), {"gain": -0.5})
+    yield _row(layers, "Scale", (3, 4), {})
+    yield _row(layers, "Scale", (3, 4), {"gain": -0.5})
 
 
 def _max_pool_options(n: int) -> Iterator[_Options]:
@@ -270,7 +270,7 @@ def _homogeneous_cases() -> Iterator[Case]:
         yield _row(nn, "LeakyReLU", (3, 4), {"negative_slope": slope})
     yield _row(nn, "PReLU", (3, 4, 5), {"init": -0.3})
     yield _row(nn, "PReLU", (3, 4), {"num_parameters": 3})
-    yield _row(homogeneous, "Abs", (3, 4), {})
+    yield _row(layers, "Abs", (3, 4), {})
     for n, sizes in _SIZES.items():
         for options in _max_pool_options(n):
             yield _row(nn, f"MaxPool{n}d", (2, *sizes), options)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
-from conformallayers.nn.branches import Parallel, Residual
-from conformallayers.nn.extra_layers import RepeatChannels, Scale
-from conformallayers.nn.homogeneous import Abs, Split
+from conformallayers.nn.branches import Parallel, Residual, Split
+from conformallayers.nn.layers import Abs, RepeatChannels, Scale
 from conformallayers.nn.traced import Traced
 
 Shape = tuple[int, ...]

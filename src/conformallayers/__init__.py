@@ -21,11 +21,10 @@ _NAMES = {
         *(f"{layer}{n}d" for layer in ("Conv", "ConvTranspose") for n in (1, 2, 3)),
         *(f"{layer}{n}d" for layer in ("AvgPool", "AdaptiveAvgPool") for n in (1, 2, 3)),
         *("Linear", "Dropout", "Flatten", "Identity"),
+        *("Abs", "Scale", "RepeatChannels", "Centre"),
     ),
-    "nn.extra_layers": ("Scale", "RepeatChannels", "Centre"),
     "nn.activations": ("RadialActivation", "ReSPro", "Gnomonic"),
-    "nn.branches": ("Residual", "Parallel"),
-    "nn.homogeneous": ("Abs", "Split"),
+    "nn.branches": ("Residual", "Parallel", "Split"),
     "nn.traced": ("Traced",),
     "container": ("ConformalLayers", "layer_by_layer"),
     "nn.registry": ("register_linear", "register_homogeneous"),
@@ -38,7 +37,7 @@ _NAMES = {
     "folding.save": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
-    "health": ("Diagnosis", "diagnose"),
+    "diagnosis": ("Diagnosis", "diagnose"),
     "recipe.c.files": ("CExport",),
     "recipe.c.export": ("export_c",),
     "recipe.onnx.export": ("export_onnx",),
@@ -56,6 +55,8 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .container import ConformalLayers as ConformalLayers
     from .container import layer_by_layer as layer_by_layer
     from .conversion import convert as convert
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import diagnose as diagnose
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
     from .expansion import Expansion as Expansion
@@ -67,8 +68,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.save import load as load
     from .folding.save import save as save
     from .graph.trace import trace as trace
-    from .health import Diagnosis as Diagnosis
-    from .health import diagnose as diagnose
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic
@@ -76,17 +75,15 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .nn.activations import ReSPro as ReSPro
     from .nn.branches import Parallel as Parallel
     from .nn.branches import Residual as Residual
-    from .nn.extra_layers import Centre as Centre
-    from .nn.extra_layers import RepeatChannels as RepeatChannels
-    from .nn.extra_layers import Scale as Scale
-    from .nn.homogeneous import Abs as Abs
-    from .nn.homogeneous import Split as Split
+    from .nn.branches import Split as Split
+    from .nn.layers import Abs as Abs
     from .nn.layers import AdaptiveAvgPool1d as AdaptiveAvgPool1d
     from .nn.layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
     from .nn.layers import AdaptiveAvgPool3d as AdaptiveAvgPool3d
     from .nn.layers import AvgPool1d as AvgPool1d
     from .nn.layers import AvgPool2d as AvgPool2d
     from .nn.layers import AvgPool3d as AvgPool3d
+    from .nn.layers import Centre as Centre
     from .nn.layers import Conv1d as Conv1d
     from .nn.layers import Conv2d as Conv2d
     from .nn.layers import Conv3d as Conv3d
@@ -97,6 +94,8 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .nn.layers import Flatten as Flatten
     from .nn.layers import Identity as Identity
     from .nn.layers import Linear as Linear
+    from .nn.layers import RepeatChannels as RepeatChannels
+    from .nn.layers import Scale as Scale
     from .nn.registry import register_homogeneous as register_homogeneous
     from .nn.registry import register_linear as register_linear
     from .nn.traced import Traced as Traced

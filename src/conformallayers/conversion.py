@@ -20,8 +20,7 @@ from .graph.capture import capture
 from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import RadialActivation, ReSPro
 from .nn.branches import Join
-from .nn.extra_layers import Permute, Product
-from .nn.homogeneous import Abs
+from .nn.layers import Abs, Permute, Product
 from .nn.registry import find_spec, is_affine, suggestion
 from .nn.traced import Traced
 from .utils.html import Block, Printed, Table

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from cases import LINEAR_CASES, Case
 from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
-from conformallayers.nn.extra_layers import ChannelScale, Permute, Rescale
-from conformallayers.nn.homogeneous import Channels
+from conformallayers.nn.layers import Channels, ChannelScale, Permute, Rescale
 from conformallayers.recipe.layer_operations import Call
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule

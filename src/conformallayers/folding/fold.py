@@ -21,7 +21,7 @@ from ..graph.graph import INPUT, Graph, Node, Part, between
 from ..graph.trace import Trace, trace_part
 from ..nn.bounds import Shape
 from ..nn.branches import Join
-from ..nn.extra_layers import Centre, Product, Rescale
+from ..nn.layers import Centre, Product, Rescale
 from ..nn.registry import find_spec
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ..nn.bounds import channel_factor, conv_pads, pad_mode, pool_axes
 from ..nn.branches import Composite, Flow, Join
-from ..nn.extra_layers import Centre, ChannelScale, Permute, RepeatChannels, Rescale, Scale
-from ..nn.homogeneous import Abs, Channels
+from ..nn.layers import Abs, Centre, Channels, ChannelScale, Permute, RepeatChannels, Rescale, Scale
 from ..nn.registry import computes_like, find_spec, modules_in, shape_after
 from ..nn.supported import PADS
 from ..recipe import layer_operations as layer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..graph.freeze import device_of
 from ..nn.bounds import Shape, channel_factor
-from ..nn.extra_layers import ChannelScale
+from ..nn.layers import ChannelScale
 from ..nn.registry import computes_like, find_spec, is_affine
 from ..utils.axes import per_axis
 

@@ -16,7 +16,7 @@ from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.container import ConformalSequential
 from ..nn.functions import Batch, Chain, modules_of
-from ..nn.homogeneous import Channels
+from ..nn.layers import Channels
 from ..nn.registry import shape_after
 from ..utils.axes import per_axis
 from ..utils.text import call_text

@@ -14,7 +14,7 @@ from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.container import ConformalSequential
-from ..nn.extra_layers import Centre
+from ..nn.layers import Centre
 from ..nn.registry import find_spec
 from .graph import INPUT
 from .layers import NodeList

@@ -21,7 +21,7 @@ from ..container import ConformalLayers
 from ..errors import check_count
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
-from ..nn.extra_layers import Scale
+from ..nn.layers import Scale
 from .base import Network, check_share, make_head
 
 

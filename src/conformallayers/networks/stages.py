@@ -15,7 +15,8 @@ from ..container import ConformalLayers
 from ..errors import check_count, is_real, refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
-from ..nn.homogeneous import Abs, Split
+from ..nn.branches import Split
+from ..nn.layers import Abs
 from ..utils.text import suggest
 from .base import IMAGE_SHAPE, Network, check_share, make_head
 

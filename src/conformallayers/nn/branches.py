@@ -1,4 +1,4 @@
-"""Modules that branch: residual connections and parallel branches.
+"""Modules that branch: residual connections, parallel branches, and groups of channels.
 
 Branches are added or concatenated as points: ``x ← x₁ + (t₁/t₂)·x₂`` keeps the coordinate of the
 first branch. A composite defines only the order in which values pass its modules and joins. A
@@ -8,7 +8,9 @@ first branch. A composite defines only the order in which values pass its module
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import is_whole, refusal
 from ..functional import Scalar
+from .layers import Channels
 
 T = TypeVar("T")
 How = Literal["sum", "concatenate"]
@@ -208,6 +211,65 @@ class Parallel(Composite):
             for index, branch in enumerate(self.branches)
         ]
         return through.join(path, values, self.join)
+
+
+class Split(Composite):
+    """Pass groups of channels through modules of their own, and concatenate the results.
+
+    The result has the coordinate of the first group.
+
+    Args:
+        sizes: the number of channels of each group; together all channels of the input.
+        modules: one for each group: a layer, a map, a composite, or an ``nn.Sequential`` of them.
+
+    Shape:
+        (B, C, ...) → (B, C', ...)
+
+    Examples:
+        >>> import torch
+        >>> import conformallayers as cl
+        >>> pool = cl.Split([4, 12], [cl.AvgPool2d(2), torch.nn.LPPool2d(2, 2)])
+        >>> cl.ConformalLayers(cl.Conv2d(3, 16, 3), cl.ReSPro(), pool)(torch.rand(1, 3, 8, 8)).shape
+        torch.Size([1, 16, 3, 3])
+    """
+
+    def __init__(self, sizes: Sequence[int], modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        many = isinstance(sizes, Sequence) and len(sizes) > 0
+        if not many or not all(is_whole(n) and n > 0 for n in sizes):
+            remedy = "Give the number of channels of each group."
+            raise refusal("Split(sizes=...)", "whole numbers > 0", repr(sizes), remedy)
+        self.sizes = tuple(sizes)
+        self.groups = nn.ModuleList(checked_module("Split", module) for module in modules)
+        if len(self.groups) != len(self.sizes):
+            expected, got = f"{len(self.sizes)} modules, one a group", str(len(self.groups))
+            raise refusal("Split(modules=...)", expected, got, "Use cl.Identity to keep a group.")
+        self.join = Join("concatenate", disjoint=True)
+
+    @property
+    def channels(self) -> list[Channels]:
+        """The modules that slice the groups from the input."""
+        return list(_channels(self.sizes))
+
+    def flow(self, path: str, value: T, through: Flow[T]) -> T:
+        """Pass the groups through their modules and concatenate the results."""
+        parts = zip(through.split(path, self.channels, value), self.groups, strict=True)
+        values = [
+            through.run(below(path, f"groups.{index}"), module, part)
+            for index, (part, module) in enumerate(parts)
+        ]
+        return through.join(path, values, self.join)
+
+    def extra_repr(self) -> str:
+        """Return the sizes of the groups."""
+        return f"sizes={list(self.sizes)}"
+
+
+@lru_cache(maxsize=128)
+def _channels(sizes: tuple[int, ...]) -> tuple[Channels, ...]:
+    stops = list(accumulate(sizes))
+    ranges = zip([0, *stops], stops, strict=False)
+    return tuple(Channels(start, stop, stops[-1]) for start, stop in ranges)
 
 
 def below(path: str, name: str) -> str:

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from .bounds import Shape
 from .branches import Join
-from .extra_layers import Permute, Product, Rescale
-from .homogeneous import Abs, Channels
+from .layers import Abs, Channels, Permute, Product, Rescale
 
 
 @dataclass(frozen=True)

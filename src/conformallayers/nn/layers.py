@@ -1,4 +1,4 @@
-"""The linear layers: subclasses of their torch.nn namesakes, with ``bias=False`` by default.
+"""Layers like those of torch.nn without a bias by default, and layers that torch.nn lacks.
 
 Arguments, their order, ``state_dict`` keys and repr are those of torch.nn. A bias b is added to the
 point, ``x ← U x + t·b``.
@@ -8,52 +8,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
-import torch  # noqa: F401 (for the examples)
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import AdaptiveAvgPool1d as AdaptiveAvgPool1d
+from torch.nn import AdaptiveAvgPool2d as AdaptiveAvgPool2d
+from torch.nn import AdaptiveAvgPool3d as AdaptiveAvgPool3d
+from torch.nn import AvgPool1d as AvgPool1d
+from torch.nn import AvgPool2d as AvgPool2d
+from torch.nn import AvgPool3d as AvgPool3d
+from torch.nn import Dropout as Dropout
+from torch.nn import Flatten as Flatten
+from torch.nn import Identity as Identity
+
+from ..errors import check_count, checked_shape, is_real, refusal, shape_text
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 T = TypeVar("T", bound=nn.Module)
-
-_CONV = """
-    Arguments that are not listed are those of torch.nn.
-
-    Args:
-        bias: add a bias to the point. A bias between two activations costs a folded network
-            further dot products.
-        device, dtype: of the weight and the bias.
-
-    Shape:
-        (B, C_in, AXES) → (B, C_out, AXES')
-
-    Examples:
-        >>> NAME(3, 8, 1)(torch.rand(2, 3, SIZES)).shape
-        torch.Size([2, 8, SIZES])
-    """
-_POOL = """
-    Shape:
-        (B, C, AXES) → (B, C, AXES')
-
-    Examples:
-        >>> NAME(1)(torch.ones(1, 2, SIZES)).shape[:2]
-        torch.Size([1, 2])
-    """
-
-
-def _documented(text: str) -> Callable[[type[T]], type[T]]:
-    """Append the sections of a spatial layer to its docstring, written for its number of axes."""
-
-    def decorate(module_type: type[T]) -> type[T]:
-        n = int(module_type.__name__[-2])
-        axes = ("L", "H, W", "D, H, W")[n - 1]
-        filled = text.replace("AXES'", axes.replace(",", "',") + "'").replace("AXES", axes)
-        filled = filled.replace("NAME", module_type.__name__).replace("SIZES", ", ".join("5" * n))
-        module_type.__doc__ = f"{module_type.__doc__}\n{filled}"
-        return module_type
-
-    return decorate
+_Device = torch.device | str | int | None
 
 
 def _without_bias(module_type: type[T]) -> type[T]:
@@ -78,40 +53,44 @@ def _without_bias(module_type: type[T]) -> type[T]:
     return module_type
 
 
-@_documented(_CONV)
 @_without_bias
 class Conv1d(nn.Conv1d):
-    """Apply a convolution, as :class:`torch.nn.Conv1d` does."""
+    """Apply a convolution to (B, C, L), as :class:`torch.nn.Conv1d` does, with a bias only if ``bias=True``."""
 
 
-@_documented(_CONV)
 @_without_bias
 class Conv2d(nn.Conv2d):
-    """Apply a convolution, as :class:`torch.nn.Conv2d` does."""
+    """Apply a convolution to (B, C, H, W), as :class:`torch.nn.Conv2d` does.
+
+    Arguments that are not listed are those of torch.nn.
+
+    Args:
+        bias: add a bias to the point. A bias behind an activation ends the stage of a folded network.
+
+    Examples:
+        >>> Conv2d(3, 8, 1)(torch.rand(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 5, 5])
+    """
 
 
-@_documented(_CONV)
 @_without_bias
 class Conv3d(nn.Conv3d):
-    """Apply a convolution, as :class:`torch.nn.Conv3d` does."""
+    """Apply a convolution to (B, C, D, H, W), as :class:`torch.nn.Conv3d` does, with a bias only if ``bias=True``."""
 
 
-@_documented(_CONV)
 @_without_bias
 class ConvTranspose1d(nn.ConvTranspose1d):
-    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose1d` does."""
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose1d` does, with a bias only if ``bias=True``."""
 
 
-@_documented(_CONV)
 @_without_bias
 class ConvTranspose2d(nn.ConvTranspose2d):
-    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose2d` does."""
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose2d` does, with a bias only if ``bias=True``."""
 
 
-@_documented(_CONV)
 @_without_bias
 class ConvTranspose3d(nn.ConvTranspose3d):
-    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose3d` does."""
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose3d` does, with a bias only if ``bias=True``."""
 
 
 @_without_bias
@@ -131,67 +110,230 @@ class Linear(nn.Linear):
     """
 
 
-@_documented(_POOL)
-class AvgPool1d(nn.AvgPool1d):
-    """Average over windows, as :class:`torch.nn.AvgPool1d` does."""
-
-
-@_documented(_POOL)
-class AvgPool2d(nn.AvgPool2d):
-    """Average over windows, as :class:`torch.nn.AvgPool2d` does."""
-
-
-@_documented(_POOL)
-class AvgPool3d(nn.AvgPool3d):
-    """Average over windows, as :class:`torch.nn.AvgPool3d` does."""
-
-
-@_documented(_POOL)
-class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
-    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool1d` does."""
-
-
-@_documented(_POOL)
-class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool2d` does."""
-
-
-@_documented(_POOL)
-class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
-    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool3d` does."""
-
-
-class Dropout(nn.Dropout):
-    """Zero coefficients at random in training, as :class:`torch.nn.Dropout` does; t is kept.
+class Abs(nn.Module):
+    """Take the absolute value of every coefficient.
 
     Shape:
         (B, ...) → (B, ...)
 
     Examples:
-        >>> Dropout(0.5).eval()(torch.ones(1, 2))
-        tensor([[1., 1.]])
+        >>> Abs()(torch.tensor([[-2.0, 3.0]]))
+        tensor([[2., 3.]])
     """
 
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``|input|``."""
+        return input.abs()
 
-class Flatten(nn.Flatten):
-    """Flatten axes, as :class:`torch.nn.Flatten` does.
+
+class Channels(nn.Module):
+    """Keep the channels from ``start`` to before ``stop``: the first step of a group of :class:`Split`.
+
+    Args:
+        start, stop: the range of channels.
+        channels: how many channels the input has.
 
     Shape:
-        (B, C, H, W) → (B, C·H·W) with the default arguments
-
-    Examples:
-        >>> Flatten()(torch.ones(1, 2, 3)).shape
-        torch.Size([1, 6])
+        (B, C, ...) → (B, stop − start, ...)
     """
 
+    def __init__(self, start: int, stop: int, channels: int) -> None:
+        super().__init__()
+        self.start, self.stop, self.channels = start, stop, channels
 
-class Identity(nn.Identity):
-    """Return the input, as :class:`torch.nn.Identity` does.
+    def forward(self, input: Tensor) -> Tensor:
+        """Return some of the channels."""
+        return input[:, self.start : self.stop]
+
+    def extra_repr(self) -> str:
+        """Return the range and the number of channels."""
+        return f"{self.start}, {self.stop}, channels={self.channels}"
+
+
+class Scale(nn.Module):
+    """Multiply by one learned number.
+
+    Args:
+        gain: the initial value.
+        device, dtype: of the gain.
 
     Shape:
         (B, ...) → (B, ...)
 
     Examples:
-        >>> Identity()(torch.ones(1, 2))
-        tensor([[1., 1.]])
+        >>> Scale(2.0)(torch.ones(1, 2)).tolist()
+        [[2.0, 2.0]]
     """
+
+    def __init__(
+        self, gain: float = 1.0, *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if not is_real(gain) or not math.isfinite(gain):
+            raise refusal("Scale(gain=...)", "a finite number", repr(gain), "1.0 changes nothing.")
+        self.initial = float(gain)
+        self.gain = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reset the gain to its initial value."""
+        nn.init.constant_(self.gain, self.initial)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``gain · input``."""
+        return input * self.gain
+
+    def extra_repr(self) -> str:
+        """Return the initial value if it is not 1."""
+        return "" if self.initial == 1.0 else f"gain={self.initial:g}"
+
+
+class RepeatChannels(nn.Module):
+    """Repeat the channels of every sample, for example a grey image as three equal channels.
+
+    Args:
+        times: the number of repetitions.
+
+    Shape:
+        (B, C, ...) → (B, times·C, ...)
+
+    Examples:
+        >>> RepeatChannels(3)(torch.rand(2, 1, 4, 4)).shape
+        torch.Size([2, 3, 4, 4])
+    """
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        remedy = "3 turns a grey image into a colour image."
+        check_count("RepeatChannels(times=...)", times, remedy)
+        self.times = times
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the channels one after the other, ``times`` times."""
+        repeats = [1] * input.dim()
+        repeats[1] = self.times
+        return input.repeat(repeats)
+
+    def extra_repr(self) -> str:
+        """Return the number of repetitions."""
+        return f"times={self.times}"
+
+
+class ChannelScale(nn.Module):
+    """Multiply each channel by a number: the linear part of a batch norm.
+
+    Args:
+        factor: one number per channel, shape (C,).
+
+    Shape:
+        (B, C, ...) → (B, C, ...)
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the scaled channels."""
+        return input * self.factor.view(-1, *[1] * (input.dim() - 2))
+
+
+class Rescale(nn.Module):
+    """Multiply by a constant and add another, as ``x * 2`` and ``x - mean`` in the forward of a model.
+
+    Args:
+        factor, bias: buffers that broadcast to a sample; None leaves the step out.
+
+    Shape:
+        (B, ...) → (B, ...)
+    """
+
+    factor: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, factor: Tensor | None = None, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+        self.register_buffer("bias", bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``factor · input + bias``."""
+        output = input if self.factor is None else input * self.factor.to(input.dtype)
+        return output if self.bias is None else output + self.bias.to(input.dtype)
+
+
+class Product(nn.Module):
+    """Multiply two values entry by entry, as ``x * torch.sigmoid(y)`` in the forward of a model.
+
+    Shape:
+        (B, ...), (B, ...) → (B, ...), axes of length 1 repeated
+    """
+
+    def forward(self, input: Tensor, other: Tensor) -> Tensor:
+        """Return ``input · other``."""
+        return input * other
+
+
+class Permute(nn.Module):
+    """Reorder the axes behind the batch, as ``x.permute(0, 2, 3, 1)`` and ``x.transpose(1, 2)`` do.
+
+    Args:
+        order: axis i of a sample of the result is axis ``order[i]`` of that of the input.
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = tuple(order)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return a view with other strides."""
+        return input.permute(0, *(axis + 1 for axis in self.order))
+
+    def extra_repr(self) -> str:
+        """Return the order."""
+        return f"{self.order}"
+
+
+class Centre(nn.Module):
+    """Subtract a mean sample, kept in a buffer. Use it before a ConformalLayers, not inside.
+
+    Args:
+        shape: the shape of one sample.
+        device, dtype: of the mean.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> centre = Centre((2,))
+        >>> centre.fit(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        >>> centre(torch.ones(1, 2)).tolist()
+        [[-1.0, -1.0]]
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = checked_shape(shape, "Centre(shape=...)")
+        self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
+
+    def fit(self, samples: Tensor) -> None:
+        """Set the mean to that of samples (N, ...)."""
+        if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
+            expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
+            remedy = "Pass them with the batch axis."
+            raise refusal("Centre.fit", expected, f"{tuple(samples.shape)}", remedy)
+        self.mean.copy_(samples.mean(0, dtype=torch.float64))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input − mean``."""
+        return input - self.mean
+
+    def extra_repr(self) -> str:
+        """Return the shape."""
+        return shape_text(self.shape)

@@ -10,8 +10,7 @@ from torch import nn
 
 from ..functional import Scalar
 from . import bounds
-from .extra_layers import Centre, ChannelScale, RepeatChannels, Rescale, Scale
-from .homogeneous import Abs, Channels
+from .layers import Abs, Centre, Channels, ChannelScale, RepeatChannels, Rescale, Scale
 
 Bound = Callable[[nn.Module, bounds.Shape], Scalar]
 Check = Callable[[nn.Module], str | None]

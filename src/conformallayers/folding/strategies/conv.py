@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...nn.bounds import Shape
-from ...nn.extra_layers import RepeatChannels
+from ...nn.layers import RepeatChannels
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import INPUT, RecipeBuilder

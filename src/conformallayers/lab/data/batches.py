@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
-from ...nn.extra_layers import Centre, RepeatChannels
+from ...nn.layers import Centre, RepeatChannels
 
 Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...errors import refusal
 from ...folding.fold import fold
 from ...networks import IMAGE_SHAPE
-from ...nn.extra_layers import Centre
+from ...nn.layers import Centre
 from ...session import Session
 from ...testing import fold_error
 from ...utils.text import count

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import ignored_warnings, missing_extra
-from ...nn.extra_layers import Centre
+from ...nn.layers import Centre
 from ...testing import relative_error
 from ..checks import require_choice, torch_settings
 from ..data.batches import as_input, derive_seed

@@ -217,7 +217,7 @@ class TrainConfig(BaseModel):
 
         from ...expansion import expand
         from ...nn.expanded import Expanded
-        from ...nn.extra_layers import Centre
+        from ...nn.layers import Centre
 
         network, own = find_network(self.network, self.source), is_own(self.network)
         accepted = inspect.signature(network).parameters

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...container import ConformalLayers, layer_by_layer
+from ...diagnosis import diagnose
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...expansion import collapse
-from ...health import diagnose
-from ...nn.extra_layers import Centre
+from ...nn.layers import Centre
 from ...utils.files import write_csv, write_json
 from ...utils.progress import progress
 from ...utils.text import csv_text

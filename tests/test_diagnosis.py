@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import conformallayers as cl
-from conformallayers.health import HealthWarning, PartHealth
+from conformallayers.diagnosis import HealthWarning, PartHealth
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import load
 from models import EMBEDDINGS, Generator
