@@ -14,7 +14,6 @@ from ..lab.options import (
     CostOptions,
     DepthOptions,
     DeviceOptions,
-    InspectOptions,
     RobustnessOptions,
     SweepOptions,
 )
@@ -106,15 +105,16 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
 
-def inspect(run: Path, *, options: Flat[InspectOptions] = InspectOptions()) -> None:
+def inspect(run: Path, *, out: Path | None = None) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, rows of M.
 
     Args:
         run: Run folder or checkpoint.
+        out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
     """
     from ..lab.experiments.inspect_run import run_inspect
 
-    print(run_inspect(run, options))
+    print(run_inspect(run, out))
 
 
 def report(

@@ -258,14 +258,3 @@ class SweepOptions(DataOptions):
     validation: PositiveFloat = 0.1
     seed: int = 0
     out: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectOptions:
-    """Options of the inspection of a trained network.
-
-    Args:
-        out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
-    """
-
-    out: Path | None = None

@@ -13,7 +13,6 @@ from ...errors import refusal
 from ...inspection import Form, Inspection, inspect
 from ...utils.files import replace_file
 from ..data.batches import from_images
-from ..options import InspectOptions
 from ..report import figures
 from ..training.saved_models import load_model
 from .bench import has_conformal_layers
@@ -21,7 +20,7 @@ from .bench import has_conformal_layers
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 
 
-def run_inspect(run: Path, options: InspectOptions) -> Inspection:
+def run_inspect(run: Path, out: Path | None = None) -> Inspection:
     """Inspect a trained network; write tables and figures into a folder."""
     loaded = load_model(run, "inspect")
     shape = loaded.shape
@@ -29,7 +28,7 @@ def run_inspect(run: Path, options: InspectOptions) -> Inspection:
         remedy = "Name a run of conformallayers train: a fold has no layers any more."
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
-    out = options.out or Path("results/inspect") / loaded.path.absolute().parent.name
+    out = out or Path("results/inspect") / loaded.path.absolute().parent.name
     out.mkdir(parents=True, exist_ok=True)  # or fail before anything is computed
     found = inspect(from_images(loaded.module, shape, loaded.config.input_shape), shape)
     title = f"{loaded.about['network']}, {Path(loaded.about['dataset']).name}"

@@ -8,8 +8,7 @@ import inspect
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConformalError, cause_line, refusal, shape_text
 from ...utils.text import suggest
+from ..checks import require_choice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,16 +49,21 @@ def find_network(network: str, source: str | None = None) -> Build:
     file, _, name = network.rpartition(":")
     if not is_own(network):
         known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
-        if network not in known:
-            remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
-            raise refusal("network", f"one of {', '.join(known)}", repr(network), remedy)
-        module: ModuleType = networks
-    elif not file or not name.isidentifier():
+        require_choice("network", network, known, "Name one, or FILE.py:NAME.")
+        return getattr(networks, network)  # type: ignore[no-any-return]
+    if not file or not name.isidentifier():
         raise refusal("network", "FILE.py:NAME", repr(network), _REMEDY)
-    elif file.endswith(".py"):
-        module = _run_file(file, _read(file, name, source))
-    else:
-        module = _import_package(file)
+    is_file = file.endswith(".py")
+    code = _read(file, name, source) if is_file else b""
+    # Modules beside it can be imported, as Python does for a script; of a package, as python -m does.
+    folder = os.path.dirname(os.path.abspath(file)) if is_file else os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = _run_file(file, code) if is_file else importlib.import_module(file)
+    except (Exception, SystemExit) as error:  # code of the user
+        got = f"{type(error).__name__}: {error}"
+        raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
     build: Build | None = getattr(module, name, None)
     if not callable(build):
         own = [key for key, value in vars(module).items() if callable(value)]
@@ -153,28 +158,9 @@ def _read(file: str, name: str, source: str | None = None) -> bytes:
 
 @lru_cache(maxsize=32)
 def _run_file(file: str, code: bytes) -> ModuleType:
-    """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
+    """Run the code of a file as a module."""
     module = ModuleType(f"conformallayers_own_{hashlib.sha256(code).hexdigest()[:16]}")
     module.__file__ = file
     sys.modules[module.__name__] = module  # which dataclasses look for
-    with _importing(os.path.dirname(os.path.abspath(file)), file):
-        exec(compile(code, file, "exec", dont_inherit=True), vars(module))
+    exec(compile(code, file, "exec", dont_inherit=True), vars(module))
     return module
-
-
-def _import_package(name: str) -> ModuleType:
-    with _importing(os.getcwd(), name):  # as python -m does
-        return importlib.import_module(name)
-
-
-@contextmanager
-def _importing(folder: str, what: str) -> Iterator[None]:
-    """Let code of the user import modules of a folder; an error of that code is one sentence."""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise refusal(f"network {what}", "code that can be imported", got, "Correct it.") from error
-    finally:
-        sys.path.remove(folder)
