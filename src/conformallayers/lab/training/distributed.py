@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
-
-_BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # torch's new name and its old one
 
 
 @dataclass(frozen=True)
@@ -28,16 +23,11 @@ class Ranks:
         """Whether this process writes the files and prints."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a model whose gradients are averaged over the ranks.
-
-        Buffers are not broadcast: spectral norms follow from the weights, which are equal.
-        """
-        if self.world_size == 1:
-            return model
-        known = inspect.signature(DistributedDataParallel).parameters
-        options: dict[str, Any] = {next(n for n in _BUFFER_OPTIONS if n in known): False}
-        return DistributedDataParallel(model, **options)
+    def add_gradients(self, model: nn.Module) -> None:
+        """Add up the gradients of all ranks, whose shares of a batch may differ in size."""
+        for parameter in model.parameters() if self.world_size > 1 else ():
+            if parameter.grad is not None:
+                distributed.all_reduce(parameter.grad)
 
     def sum(self, *values: float, device: str = "cpu") -> list[float]:
         """Return the sum of each value over the ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +146,7 @@ def epoch_rows(
     with torch_settings(config.threads):
         run = _Run(config, train_set, held_out)
         for epoch in range(config.epochs):
-            row: dict[str, Any] = {"epoch": epoch + 1}
-            for _ in run.steps(run.model, epoch, row):
-                pass
-            yield row
+            yield run.train_epoch(epoch)
 
 
 def make_scheduler(
@@ -232,13 +229,9 @@ class _Run:
 
     def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
-        model, epochs = self.ranks.wrap(self.model), self.config.epochs
-        for epoch in range(len(self.history), epochs):
-            row: dict[str, Any] = {"epoch": epoch + 1}
-            label = f"epoch {epoch + 1}/{epochs}"
-            steps = self.steps(model, epoch, row)
-            for _ in steps if console.quiet else progress(steps, len(self.batches), label):
-                pass
+        for epoch in range(len(self.history), self.config.epochs):
+            label = f"epoch {epoch + 1}/{self.config.epochs}"
+            row = self.train_epoch(epoch, "" if console.quiet else label)
             self.save([*self.history, row])
             console.print(f"{label}   {_summary(row)}", highlight=False)
             for warning in self.health_warnings() if warn and epoch == 0 else ():
@@ -246,29 +239,29 @@ class _Run:
 
     def health_warnings(self) -> Iterator[str]:
         """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
-        images = self.batches.images[:_DIAGNOSED].to(self.config.device)
-        x = as_input(images, shape=self.config.input_shape)
         if not any(isinstance(module, ConformalLayers) for module in self.model.modules()):
             return
+        images = self.batches.images[:_DIAGNOSED].to(self.config.device)
         try:
-            found = diagnose(self.model, x).warnings
+            found = diagnose(self.model, as_input(images, shape=self.config.input_shape))
+            yield from (f"warning: {warning}" for warning in found.warnings)
         except ConformalError as error:  # a check that fails is no reason to stop
             yield f"warning: not diagnosed: {first_line(error)}"
-            return
-        for warning in found:
-            yield f"warning: {warning}"
 
-    def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
-        """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
+    def train_epoch(self, epoch: int, label: str = "") -> dict[str, Any]:
+        """Train for one epoch, with a progress line if it has a label, and return its row."""
         started = time.perf_counter()
         config, batches, ranks = self.config, self.batches.at(epoch), self.ranks
         # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
         torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
-        model.train()
+        self.model.train()
         total, correct = 0.0, 0.0
-        for index, (images, labels) in enumerate(batches):
+        shown: Iterable[tuple[Tensor, Tensor]] = batches
+        if label:
+            shown = progress(batches, len(batches), label)
+        for index, (images, labels) in enumerate(shown):
             (rate, *_) = self.scheduler.get_last_lr()
-            scores = model(images)
+            scores = self.model(images)
             loss = F.cross_entropy(scores, labels, reduction="sum")
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -276,23 +269,22 @@ class _Run:
                 remedy = f"Lower --learning-rate; {self.folder} holds the run up to epoch {epoch}."
                 raise refusal(where, "a finite loss", str(value), remedy)
             self.optimizer.zero_grad()
-            # Gradients are averaged over the ranks, whose shares of a batch may differ in size.
-            (loss * (ranks.world_size / batches.size(index))).backward()
+            (loss / batches.size(index)).backward()
+            ranks.add_gradients(self.model)
             self.optimizer.step()
             self.scheduler.step()
             total += value
             correct += int((scores.detach().argmax(1) == labels).sum())
-            yield value / max(1, len(labels))
         total, correct = ranks.sum(total, correct, device=config.device)
         count = len(batches.labels)
-        row |= {"loss": total / count, "train_accuracy": correct / count}
+        row = {"epoch": epoch + 1, "loss": total / count, "train_accuracy": correct / count}
         if self.held_out is not None:
             self.model.eval()
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
                 how = config.device, config.input_shape
                 row["validation_accuracy"] = accuracy(self.model, *held_out, *how)
-        row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
+        return {**row, "learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
         """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
