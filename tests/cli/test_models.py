@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -105,63 +104,25 @@ def test_folds_of_ones_own_evaluate(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith("Folded, digits\naccuracy folded ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--dtype", "int8"], '"int8"'),
-        (["--strategy", "magic"], "got 'magic'"),
-        (["--shape", "1,64,64"], "with sides of at most 32"),
-    ],
-)
-def test_wrong_options_of_fold_are_refused(
-    arguments: list[Any],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command("fold", folder, "--out", tmp_path / "net", *arguments) == 1
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_fold_is_written_as_it_is_and_not_folded_again(
+def test_wrong_options_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, again = tmp_path / "net.safetensors", tmp_path / "again.safetensors"
-    assert run_command("fold", folder, "--out", path) == 0
-    assert run_command("fold", path, "--out", again) == 0
-    assert path.read_bytes() == again.read_bytes()
-    assert run_command("fold", path, "--out", again, "--strategy", "layers") == 1
-    assert "A fold cannot be folded again" in capsys.readouterr().err
-
-
-def test_export_for_numpy(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    assert (
-        run_command("export", folder, "--format", "numpy", "--out", path, "--strategy", "dense")
-        == 0
-    )
-    network = cln.load(path)
-    assert (network.strategy, network.labels) == ("dense", LABELS["digits"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--format", "tflite"], '"tflite"'),
-        (["--format", "c", "--strategy", "dense"], "A fold cannot be folded again"),
-        (["--format", "c", "--shape", "3,8,8"], "A fold cannot be folded again"),
-    ],
-)
-def test_wrong_options_of_export_are_refused(
-    arguments: list[Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "net.safetensors"
+    path, out = tmp_path / "net.safetensors", tmp_path / "out"
     cl.save(cl.fold(net("torus head"), SHAPE), path)
-    assert run_command("export", path, "--out", tmp_path / "out", *arguments) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    for words, message in (
+        (("fold", folder, "--dtype", "int8"), '"int8"'),
+        (("fold", folder, "--strategy", "magic"), "got 'magic'"),
+        (("fold", folder, "--shape", "1,64,64"), "with sides of at most 32"),
+        (("fold", folder, "--shape", "1,x"), "expected sizes with commas, got '1,x'"),
+        (("fold", path, "--strategy", "layers"), "A fold cannot be folded again"),
+        (("export", path, "--format", "tflite"), '"tflite"'),
+        (("export", path, "--format", "c", "--shape", "3,8,8"), "A fold cannot be folded again"),
+    ):
+        assert run_command(*words, "--out", out) == 1
+        assert message in capsys.readouterr().err
+        assert not out.exists()
+    assert run_command("fold", path, "--out", out) == 0
+    assert path.read_bytes() == out.read_bytes()
 
 
 def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +161,9 @@ def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:
     import onnxruntime as runtime
 
     path, saved = tmp_path / "net.onnx", tmp_path / "net.safetensors"
-    assert (
-        run_command("export", folder, "--format", "onnx", "--out", path, "--strategy", "dense") == 0
-    )
-    assert run_command("fold", folder, "--out", saved, "--strategy", "dense") == 0
+    for words in (("export", "--format", "onnx", "--out", path), ("fold", "--out", saved)):
+        assert run_command(words[0], folder, *words[1:], "--strategy", "dense") == 0
+    assert (cln.load(saved).strategy, cln.load(saved).labels) == ("dense", LABELS["digits"])
     x = pictures((1, 8, 8)).float() / 255
     (y,) = runtime.InferenceSession(str(path)).run(None, {"x": x.numpy()})
     assert relative_error(torch.from_numpy(y), cl.load(saved)(x)) < 1e-5

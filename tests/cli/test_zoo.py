@@ -11,9 +11,6 @@ import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
-from conformallayers.lab.training.evaluate import evaluate
-from conformallayers.lab.training.saved_models import locate
-from conformallayers.zoo.catalogue import FOLDER
 from support import run_command
 
 NAME = "digits-micro"
@@ -50,13 +47,6 @@ def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["top"][0]["label"] == str(classes[0])
 
 
-def test_evaluate_measures_the_fold_on_stored_images() -> None:
-    record = next(one for one in cl.zoo.list() if one.name == NAME)
-    found = evaluate(NAME)
-    assert (found["layers"], found["folded"]) == (None, record.accuracy)
-    assert (found["dataset"], found["images"]) == ("digits", record.images)
-
-
 def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
     for number, words in enumerate(
         [
@@ -70,16 +60,6 @@ def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
         out = tmp_path / f"{number}" / "new" / "file"
         assert run_command(*words, "--out", out) == 0
         assert out.is_file()
-
-
-def test_a_path_precedes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shipped = FOLDER / f"{NAME}.safetensors"
-    Path(NAME).mkdir()  # a folder of images, say: it holds no model
-    assert locate(NAME, "predict") == shipped
-    mine = Path(NAME) / "checkpoint.safetensors"
-    mine.write_bytes(shipped.read_bytes())
-    assert locate(NAME, "predict") == mine
 
 
 def test_a_mistyped_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 
 from conformallayers.lab import measure
+from training import source_environment
 
 
-def test_memory_is_kept_unless_the_environment_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, int]] = []
-
-    class Library:
-        @staticmethod
-        def mallopt(name: int, value: int) -> int:
-            calls.append((name, value))
-            return 1
-
-    monkeypatch.setattr(measure.ctypes, "CDLL", lambda name: Library)
-    monkeypatch.setattr(measure.sys, "platform", "linux")
-    for name in measure._SWITCHES:
-        monkeypatch.delenv(name, raising=False)
-    assert measure.keep_freed_memory()
-    assert calls == [(-1, 2**31 - 1), (-3, 2**30)]
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
-    assert not measure.keep_freed_memory()
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
-    monkeypatch.setattr(measure.ctypes, "CDLL", lambda name: object())
-    assert not measure.keep_freed_memory()
+def test_memory_is_kept_unless_the_environment_says_how() -> None:
+    code = "from conformallayers.lab.measure import keep_freed_memory as k; print(k())"
+    for name, kept in (("UNUSED", sys.platform == "linux"), ("MALLOC_TRIM_THRESHOLD_", False)):
+        command, environment = [sys.executable, "-c", code], {**source_environment(), name: "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{kept}\n"
 
 
 def test_engines_take_turns_and_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict import predict as network_module
 from conformallayers.lab.predict.predict import likeliest, open_network
-from conformallayers.lab.predict.samples import find_samples
 from conformallayers.lab.training.train import train
 from pictures import GREY, classifier, image_bytes, pixels, save_grey
 from runs import few_digits
@@ -107,6 +106,7 @@ def mixed(tmp_path: Path) -> Path:
     np.save(folder / "whole.npy", np.zeros((2, 8, 8), np.int64))
     np.save(folder / "none.npy", np.zeros((0, 8, 8), np.float32))
     np.save(folder / "rows.npy", pixels(3, 8, 8, seed=9))
+    np.save(folder / "nan.npy", np.full((1, *GREY), np.nan, np.float32))
     (folder / "dangling.png").symlink_to("nowhere.png")
     (folder / "loop.png").symlink_to("loop.png")
     (folder / "again").symlink_to(folder)
@@ -135,6 +135,7 @@ def test_broken_files_are_reported_skipped_and_counted(
         "wrong.npy": r"an array of \(2, 3, 8, 8\) where samples have \(1, 8, 8\)",
         "whole.npy": "an array of int64; floats, or bytes",
         "none.npy": "an array without samples",
+        "nan.npy[0]": "scores that are not finite",
         "dangling.png": "a link to nothing",
         "loop.png": "a link to nothing",
         "pipe.png": "no regular file",
@@ -160,18 +161,6 @@ def test_nothing_to_predict_is_an_error(
     assert not list(tmp_path.iterdir())
 
 
-def test_scores_that_are_not_finite_are_broken(
-    grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = np.ones((3, *GREY), np.float32)
-    x[1, 0, 0, 0] = np.nan
-    np.save(tmp_path / "x.npy", x)
-    assert run_command("predict", grey, tmp_path / "x.npy", "--format", "jsonl") == 1
-    shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 2
-    assert "x.npy[1]: scores that are not finite" in shown.err
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda x: x, lambda x: x[:, 0], lambda x: x / 255],
@@ -194,9 +183,10 @@ def test_table_and_csv(
     grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    paths = [save_grey(Path(f"{name}.png"), seed) for seed, name in enumerate(("a", "b,c"))]
+    paths = [save_grey(Path(f"{name}.png"), seed) for seed, name in enumerate(("a", "b,c\x1b"))]
     assert run_command("predict", grey, *paths, "--top", 2) == 0
     header, *lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("b,c\\x1b.png ")  # control codes are escaped
     assert header.split() == ["image", "1.", "2."]
     assert len(lines) == 2
     place = header.index("1.")
@@ -228,15 +218,6 @@ def test_csv_holds_no_formulas(
     (row,) = rows_of(capsys)
     assert row["path"] == "=cmd.png"
     assert {c["label"] for c in row["top"]} == {"=1+1", "-2+3", "@SUM(A1)", "-1"}
-
-
-def test_control_codes_are_escaped(
-    grey: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = save_grey(tmp_path / "y\n\x1b[31m.png")
-    assert run_command("predict", grey, path) == 0
-    _, line = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{tmp_path}/y\\n\\x1b[31m.png ")
 
 
 def test_out_is_written_whole_or_not_at_all(
@@ -347,14 +328,6 @@ def test_wrong_options_are_refused(
 ) -> None:
     assert run_command("predict", grey, "a.png", *arguments) == 1
     assert message in capsys.readouterr().err
-
-
-def test_samples_are_found_in_order(tmp_path: Path) -> None:
-    for name in ("b.png", "a/z.png", "a/b/c.png", "c/a.png", "B.png"):
-        save_grey(tmp_path / name)
-    np.save(tmp_path / "x.npy", np.zeros((1, *GREY), np.float32))
-    found = [item.name.removeprefix(f"{tmp_path}/") for item in find_samples([str(tmp_path)], GREY)]
-    assert found == ["B.png", "b.png", "x.npy[0]", "a/z.png", "a/b/c.png", "c/a.png"]
 
 
 def test_equal_scores_keep_the_order_of_the_classes() -> None:

@@ -61,16 +61,6 @@ def test_two_processes_give_the_rows_of_one(format: str, folder: Path) -> None:
     assert both.stderr.endswith("39 predicted, 2 broken\n")
 
 
-@pytest.mark.slow
-def test_another_cluster_is_not_joined_by_chance(folder: Path) -> None:
-    """Ray would take the address of one that runs, or once ran, from its environment."""
-    pytest.importorskip("ray", reason="the extra ray is not installed")
-    other = {"RAY_ADDRESS": "127.0.0.1:1"}
-    done = predict(folder, "images/00.png", "--ray", "--workers", 1, environment=other)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "1 predicted, 0 broken\n"
-
-
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     model, paths = folder / "net.safetensors", [str(folder / "images")]
