@@ -51,7 +51,7 @@ def test_one_page_without_anything_from_outside(written: str) -> None:
     assert "default-src 'none'" in written
     assert not re.search(r"@(STYLE|DATA|RUNTIME|SCRIPTS)@", written)
     data = data_of(written)
-    assert set(data) == {"version", "networks", "examples", "depth", "insight"}
+    assert set(data) == {"version", "networks", "examples", "graph", "depth", "insight"}
     assert [entry["name"] for entry in data["networks"]] == ["mnist-micro"]
 
 
@@ -127,6 +127,21 @@ def test_stacks_give_the_scores_of_their_layers_at_every_depth(tmp_path: Path) -
         found = outputs(tmp_path, [(entry[kind], x) for entry in documents])
         for y, model in zip(found, models, strict=True):
             assert relative_error(y, exact_output(model, x)) < 5e-6
+
+
+def test_graph_is_drawn_before_and_after_its_fold() -> None:
+    found = playground.folded_graph()
+    labels = {when: [node["label"] for node in found[when]] for when in ("before", "after")}
+    assert labels["after"] == ["input", "conv 3×3", "relu", "conv 3×3", "relu"]
+    kinds = [label.partition(" ")[0] for label in labels["before"]]
+    assert [kinds.count(kind) for kind in ("Conv2d", "BatchNorm2d", "add")] == [4, 4, 2]
+    for when, nodes in labels.items():
+        seen: set[str] = set()
+        for node in found[when]:  # in the order in which they run
+            assert set(node["reads"]) <= seen
+            seen.add(node["name"])
+        assert len(seen) == len(nodes)
+    assert found["multiply_adds"][1] == 64 * 9 * 64 + 36 * 9 * 64
 
 
 def test_examples_are_one_test_image_of_each_digit() -> None:

@@ -34,7 +34,7 @@ DEPTHS = range(1, 10)
 _CHANNELS = 16
 _EIGENIMAGES = 10
 Json = dict[str, Any]
-_SCRIPTS = "drawing", "picture", "classify", "depth", "respro", "insight"
+_SCRIPTS = "drawing", "picture", "classify", "depth", "expand", "respro", "insight"
 # How the images of a data set are framed: the share of the side that is filled, and what is centred.
 _FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, "mass")}
 
@@ -55,6 +55,7 @@ def render(folds: Sequence[Path]) -> str:
         "version": __version__,
         "networks": [network_entry(path) for path in folds],
         "examples": examples(),
+        "graph": folded_graph(),
         "depth": depth_documents(),
         "insight": insight(),
     }
@@ -95,6 +96,53 @@ def _script_safe(text: str) -> str:
 
 
 # -- demonstrations beside the classifier: time against depth, templates and eigenimages, example digits --
+
+
+class Block(nn.Module):
+    """Three branches, as RepVGG trains them, and a ReLU.
+
+    Shape:
+        (B, 8, H, W) → (B, 8, H, W)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.conv_norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.point, self.point_norm = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add up the branches."""
+        y: Tensor = self.conv_norm(self.conv(x)) + self.point_norm(self.point(x)) + self.norm(x)
+        return y.relu()
+
+
+def folded_graph() -> Json:
+    """Return the nodes of a small network and those of its fold: name, label, and names that a node reads."""
+    chain = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+    model = nn.Sequential(Block(), *chain).eval()
+    before = []
+    for node in torch.fx.symbolic_trace(model).graph.nodes:
+        label = str(getattr(node.target, "__name__", node.target))
+        if node.op == "call_module":
+            module = model.get_submodule(str(node.target))
+            sides = "×".join(map(str, getattr(module, "kernel_size", ())))
+            label = f"{type(module).__name__} {sides}".rstrip()
+        before.append((node.name, label, [read.name for read in node.all_input_nodes]))
+    folded = cl.fold(model, (8, 8, 8))
+    document = javascript_document(folded.recipe, "float32")
+    after: list[Any] = [("x", "input", [])]
+    for step in document["operations"]:
+        sizes = document["constants"].get(step["constants"].get("weight"), {}).get("shape", ())
+        label = f"{step['operation']} {'×'.join(map(str, sizes[2:]))}"
+        after.append((step["writes"][0], step["settings"].get("function", label), step["reads"]))
+    costs = [(one.cost_before.work, one.cost_after.work) for one in folded.explain().regions]
+    keys = "name", "label", "reads"
+    return {
+        "before": [dict(zip(keys, node, strict=True)) for node in before[:-1]],  # without "output"
+        "after": [dict(zip(keys, node, strict=True)) for node in after],
+        "multiply_adds": [sum(column) for column in zip(*costs, strict=True)],
+    }
 
 
 def stack(depth: int) -> nn.Module:

@@ -105,12 +105,5 @@ for (const example of data.examples) {
   button.addEventListener("click", () => showExample(example));
   find("examples").append(button);
 }
-for (const name of ["dragover", "dragleave", "drop"]) {
-  find("ink").addEventListener(name, (event) => {
-    event.preventDefault();
-    find("ink").classList.toggle("dropping", name === "dragover");
-    if (name === "drop" && event.dataTransfer.files.length) showPicture(event.dataTransfer.files[0]);
-  });
-}
 find("version").textContent = data.version;
 window.playground = { input: () => [...state.input], scores: () => [...state.scores], extent: SIDE };

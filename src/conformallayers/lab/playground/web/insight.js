@@ -80,7 +80,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintInsig
 listeners.push(showInsight);
 window.playground.terms = () => termsOf(inside.layers, inside.layers.evaluate(smallImage()));
 paintInsight();
-drawChart();
 drawRespro();
 showExample(data.examples[3]);
 measureAll();
