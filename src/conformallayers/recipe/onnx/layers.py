@@ -125,25 +125,15 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     shape = graph.result_shape(op)
     options, pads = pooling(op, x)
     options["dilations"] = list(op.dilation)
+    # Sums of zeros that are NaN where a window has NaN, which ONNX Runtime's pooling skips.
+    zeros = [] if graph.reads_integers(op) else [np.zeros((x.shape[0], 1, *op.kernel))]
+    flags = [x.node("Conv", zero, shape=shape, group=x.shape[0], **options) for zero in zeros]
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = x.pad(pads, -np.inf)  # too long for ONNX Runtime
         options["pads"] = [0] * len(options["pads"])
-
-    def pool(z: Value) -> Value:
-        if graph.is_padded(z):  # ONNX Runtime would take zeros for the pads of the pooling
-            z = z.node("Max", -np.inf)
-        return z.node("MaxPool", shape=shape, **options)
-
-    return _largest(op, graph, x, pool)
-
-
-def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
-    """Append a pooling of largest entries that keeps NaN, which ONNX Runtime's own skips."""
-    y = pool(x)
-    if graph.reads_integers(op):
-        return y
-    found = pool(x.node("IsNaN").cast(x.dtype)) > 0.0
-    return found.node("Where", np.full((), np.nan), y)
+    if graph.is_padded(x):  # ONNX Runtime would take zeros for the pads of the pooling
+        x = x.node("Max", -np.inf)
+    return graph.total([x.node("MaxPool", shape=shape, **options), *flags])
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)
@@ -156,7 +146,8 @@ def _adaptive_pool(
             return _resample(op, graph, x)
         return avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
     if options is None:
-        return _largest(op, graph, x, lambda z: _resample(op, graph, z))
+        means = layer.AdaptiveAvgPool(op.inputs, op.outputs, size=op.size)
+        return _resample(op, graph, x) + _resample(means, graph, x * 0.0)  # keeps NaN
     options["dilation"] = (1,) * len(op.size)
     return _max_pool(layer.MaxPool(op.inputs, op.outputs, **options), graph, x)
 
