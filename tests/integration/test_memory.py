@@ -1,4 +1,4 @@
-"""Large batches run in pieces: memory beyond input and output stays below a limit, measured."""
+"""Memory, measured: large batches run in pieces, and folding keeps no feature maps."""
 
 from __future__ import annotations
 
@@ -50,3 +50,34 @@ def test_memory_beyond_input_and_output(case: tuple[str, str, int]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < LIMIT
+
+
+# A network whose feature maps take more memory than its weights, as those of phones do.
+FOLDING = """
+import torch
+import conformallayers as cl
+from conformallayers.lab.measure import peak, settle
+from torch import nn
+
+def block(inputs, outputs, stride):
+    wide = 6 * inputs
+    convs = nn.Conv2d(inputs, wide, 1), nn.Conv2d(wide, wide, 3, stride, 1, groups=wide), nn.Conv2d(wide, outputs, 1)
+    for conv in convs:
+        yield from (conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU6())
+
+sizes = [16, 16, 24, 32, 64, 96, 160, 240]
+blocks = [layer for a, b in zip(sizes, sizes[1:]) for layer in block(a, b, 1 + (a < b))]
+model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(240, 8000))
+cl.fold(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (3, 8, 8))
+before = settle()
+cl.fold(model, (3, 224, 224))
+print((peak() - before) / 2**20, sum(t.numel() for t in model.state_dict().values()) * 4 / 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of the process from /proc")
+def test_folding_takes_three_times_the_weights() -> None:
+    command = [sys.executable, "-c", FOLDING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown, weights = map(float, done.stdout.split())
+    assert grown <= 3 * weights

@@ -83,10 +83,10 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
 
 
 class _Recorder(Runner):
-    """Run zeros through the graph, and keep the shape of every tensor and every other value."""
+    """Keep the shape of every tensor, and every other value."""
 
-    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor) -> None:
-        super().__init__(module, module.graph, shape, like)
+    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor, device: Any) -> None:
+        super().__init__(module, module.graph, shape, like, device)
         self.found: dict[fx.Node, Any] = {}
         self.versions: dict[fx.Node, list[int]] = {}
 
@@ -153,21 +153,24 @@ def _recorded_value(value: Any) -> Any:
 
 def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
     """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
-    runs = []
-    for size in BATCHES:
-        recorder = _Recorder(module, (size, *sample.shape), sample)
+    runs: list[dict[fx.Node, Any]] = []
+    for device in ("meta", sample.device):
         try:
-            recorder.run(recorder.input)
+            for size in BATCHES[len(runs) :]:
+                recorder = _Recorder(module, (size, *sample.shape), sample, device)
+                recorder.run(recorder.input)
+                runs.append(recorder.found)
         except ConformalError:
             raise
         except Exception as error:
+            if device == "meta":  # code that reads values
+                continue
             shape = tuple(sample.shape)
             expected = f"a model that takes any number of samples of shape {shape_text(shape)}"
             remedy = "Check input_shape, and that model(x) runs."
             if len(shape) > 2 and shape[-1] < min(shape[:-1]):
                 remedy += f" Channels are the first axis: {shape_text((shape[-1], *shape[:-1]))}?"
             raise refusal(where, expected, cause_line(error), remedy) from error
-        runs.append(recorder.found)
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         found = _merged(runs[0][node], runs[1][node])

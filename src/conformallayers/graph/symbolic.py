@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from ..errors import cause_line, refusal
 from ..nn.activations import RadialActivation
@@ -79,23 +80,22 @@ class _Tracer(fx.Tracer):
 
 
 class Runner(fx.Interpreter):
-    """Run a graph on zeros; the layers of a ConformalLayers are read, not run.
+    """Run a graph for the shapes of its values; the layers of a ConformalLayers are read, not run.
 
-    With ``fake`` the values have shapes, but neither numbers nor memory, unless they are constants of the model.
+    Values that do not depend on the input are computed. All others are on a device: on "meta" they take neither
+    memory nor time.
     """
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, *, fake: bool = False
+        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, device: Any = "meta"
     ) -> None:
-        super().__init__(module, garbage_collect_values=not fake, graph=graph)
+        super().__init__(module, garbage_collect_values=device != "meta", graph=graph)
         self.extra_traceback = False  # or fx would write its own lines into our messages
-        self.mode: Any = nullcontext()
-        if fake:
-            from torch._subclasses.fake_tensor import FakeTensorMode  # takes seconds at first
-
-            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with self.mode:
-            self.input = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.device, self.real, self.copied = device, module, module
+        if device == "meta":
+            buffers = {id(value): value.to("meta") for value in _tensors(module)}
+            self.copied = copy.deepcopy(module, cast(Any, buffers))
+        self.input = torch.zeros(shape, dtype=like.dtype, device=device)
         self.args_iter = iter((self.input,))
         self.constant: set[fx.Node] = set()  # nodes that do not depend on the input
 
@@ -103,15 +103,22 @@ class Runner(fx.Interpreter):
         """Return the value of a node."""
         if n.op not in ("placeholder", "output") and self.constant.issuperset(n.all_input_nodes):
             self.constant.add(n)
-            return super().run_node(n)
+        self.module: Any = self.real if n in self.constant else self.copied
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        with self.mode:
-            if not isinstance(module, ConformalSequential):
-                return super().run_node(n)
-            x: Tensor = self.env[n.all_input_nodes[0]]
-            shape, nodes = tuple(x.shape[1:]), NodeList(tuple(x.shape[1:]))
-            last = nodes.add_container(path_in_model(n.target), module, INPUT, shape)
-            return x.new_zeros(x.shape[0], *(nodes.shape(last) or ()))
+        if not isinstance(module, ConformalSequential):
+            return super().run_node(n)
+        x: Tensor = self.env[n.all_input_nodes[0]]
+        shape, nodes = tuple(x.shape[1:]), NodeList(tuple(x.shape[1:]))
+        layers: Any = self.real.get_submodule(str(n.target))
+        last = nodes.add_container(path_in_model(n.target), layers, INPUT, shape)
+        return x.new_zeros(x.shape[0], *(nodes.shape(last) or ()))
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        """Return the arguments of a node, on its device."""
+        given = super().fetch_args_kwargs_from_env(n)
+        if n in self.constant or self.device != "meta":
+            return given
+        return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, given)
 
     def shape(self, node: fx.Node) -> Shape | None:
         """Return the shape of a tensor, after running what leads to it; None if that fails."""
@@ -122,6 +129,13 @@ class Runner(fx.Interpreter):
             return tuple(self.env[node].shape)
         except Exception:  # code of the user
             return None
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that modules hold as buffers and as attributes."""
+    for child in module.modules():
+        for held in (child._parameters, child._buffers, vars(child)):
+            yield from (value for value in held.values() if isinstance(value, Tensor))
 
 
 class _SizedTracer(_Tracer):
@@ -150,9 +164,7 @@ class _SizedTracer(_Tracer):
         larger = (*shape[:1], *(2 * n for n in shape[1:]))
         if not self.runs:
             sizes = [(count, *shape) for count in BATCHES] + [(BATCHES[0], *larger)]
-            self.runs = [
-                Runner(self.root, self.graph, size, self.sample, fake=True) for size in sizes
-            ]
+            self.runs = [Runner(self.root, self.graph, size, self.sample) for size in sizes]
         self.running = True
         first, second, third = (run.shape(node) for run in self.runs)
         self.running = False
