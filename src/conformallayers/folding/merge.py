@@ -436,6 +436,8 @@ class AffineOperations:
         array = array.view(*[1] * (len(shape) - array.dim()), *array.shape)
         by_pixel = math.prod(array.shape[1:]) > 1
         if isinstance(op, layer.AddConstant):
+            if not bool(array.any()):
+                return diagonal(torch.ones(shape[0], dtype=array.dtype), None, len(shape) - 1)
             full = array.expand(shape if by_pixel else (shape[0], *(1,) * (len(shape) - 1)))
             return diagonal(torch.ones(shape[0], dtype=array.dtype), full, len(shape) - 1)
         return (
