@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
-from conformallayers.folding.scaling import Scaling
-from conformallayers.folding.stages import RadialStage
+from conformallayers.folding.stages import RadialStage, Scaling
 from conformallayers.folding.strategies import STRATEGIES
 
 TOLERANCES = cl.testing.TOLERANCES

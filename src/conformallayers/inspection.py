@@ -14,8 +14,7 @@ from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.fold import stages_by_part
 from .folding.forms import dense_matrix, forms_of, matrix_of, too_many_entries
 from .folding.operators import push_constant
-from .folding.scaling import Scaling
-from .folding.stages import RadialStage, Segment, StageGraph
+from .folding.stages import RadialStage, Scaling, Segment, StageGraph
 from .nn.bounds import Shape
 from .nn.formula import Formula
 from .utils.html import Block, Printed, Table, separated
@@ -31,6 +30,8 @@ class Form:
     Attributes:
         layers: paths of the activations whose terms it adds up.
         formula: how its value n enters the denominator tau.
+        matrix: Q, (d_in, d_in). A published network has ``D = ‖x‖ + xᵀQx``; with several forms D meets them in order,
+            starting from ``√(‖x‖² + c²)`` with an offset c: ``D ← D + xᵀQx/D`` if they are projective.
         eigenvalues: of Q, (d_in,), largest first.
         eigenimages: its first eigenvectors, (top, *input_shape), of norm 1 and a sum ≥ 0.
         falloff: shares of the energy ``Σ Q[i, j]²`` by the distance of the pixels of i and j: the
@@ -39,6 +40,7 @@ class Form:
 
     layers: tuple[str, ...]
     formula: Formula
+    matrix: Tensor
     eigenvalues: Tensor
     eigenimages: Tensor
     falloff: Tensor | None
@@ -208,6 +210,7 @@ def _form(group: tuple[Segment, ...], form: Tensor, shape: Shape, top: int) -> F
     return Form(
         tuple(segment.site.path for segment in group),
         group[0].site.module.formula,
+        form,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
         images.reshape(-1, *shape),
         _falloff(form, shape),

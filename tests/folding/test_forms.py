@@ -1,9 +1,8 @@
-"""Norms of operators, quadratic forms, and the fold written out: Folded.matrix() and Folded.forms()."""
+"""Norms of operators, quadratic forms, and the fold written out: M and Q of cl.inspect."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ import conformallayers as cl
 from conformallayers.folding.forms import forms_of, stacked_layers
 from conformallayers.folding.forms import matrix_of as matrix_of_stage
 from conformallayers.folding.operators import Operator
-from conformallayers.folding.strategies import STRATEGIES
-from oracle import exact_output, matrix_of, randomise, relative_error
+from oracle import matrix_of, randomise, relative_error
 from support import both_forms, folds, samples, stage_of
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -94,144 +92,58 @@ def network(
     return randomise(model).double()  # type: ignore[return-value]
 
 
-def written_out(folded: cl.Folded, x: Tensor, rules: list[str], offset: float = 0.0) -> Tensor:
-    """Compute M x / D from the arrays, by the recurrence that the docstring of ``forms`` has."""
+def written_out(model: nn.Module, x: Tensor, rules: list[str], offset: float = 0.0) -> Tensor:
+    """Compute M x / D from the arrays, by the recurrence that the docstring of ``inspection.Form`` has."""
+    (part,) = cl.inspect(model, tuple(x.shape[1:])).parts
     x = x.flatten(1)
     d = torch.sqrt(x.square().sum(1) + offset**2)
-    forms = folded.forms()
-    assert len(forms) == len(rules)
-    for form, rule in zip(forms, rules, strict=True):
-        n = (x @ form * x).sum(1)
+    for form, rule in zip(part.forms, rules, strict=True):
+        n = (x @ form.matrix * x).sum(1)
         if rule == "published":
             d = d + n
         elif rule == "projective":
             d = d + n / d
         else:
             d = torch.sqrt(d**2 + n)
-    return (x @ folded.matrix().T / d[:, None]).view(-1, *folded.output_shape)
-
-
-@both_forms
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_arrays_reproduce_the_fold_by_every_strategy(projective: bool, strategy: str) -> None:
-    folded = cl.fold(network(projective), SHAPE, strategy=strategy)
-    rules = ["projective"] * 2 if projective else ["published"]
-    x = samples(SHAPE, torch.float64)
-    assert relative_error(written_out(folded, x, rules), folded(x)) < 1e-12
-    assert folded.matrix().dtype == folded.forms().dtype == torch.float64
+    y = x @ part.templates.flatten(1).T / d[:, None]
+    return (y if part.bias is None else y + part.bias).view(-1, *part.output_shape)
 
 
 @both_forms
 def test_arrays_are_the_products_of_the_matrices_of_the_layers(projective: bool) -> None:
     model = network(projective)
-    folded = cl.fold(model, SHAPE)
+    (part,) = cl.inspect(model, SHAPE).parts
     first, second = matrix_of(model[0], SHAPE), matrix_of(model[2], (3, 4, 4))
     third = matrix_of(model[4], (4, 3, 3))
     # t/s grows by ‖x‖²/(2α·s), over t/s before it in the projective form; s is the product of all α/2.
     halves = 1.5 / 2, 1.5 / 2 * 0.8 / 2
     deep = second @ first
     one, two = first.T @ first / (3.0 * halves[0]), deep.T @ deep / (1.6 * halves[1])
-    expected = torch.stack([one, two / halves[0]]) if projective else (one + two)[None]
-    torch.testing.assert_close(folded.forms(), expected, rtol=1e-12, atol=1e-13 * expected.max())
-    torch.testing.assert_close(folded.matrix(), third @ deep / halves[1], rtol=1e-12, atol=1e-12)
+    expected = [one, two / halves[0]] if projective else [one + two]
+    for form, q in zip(part.forms, expected, strict=True):
+        torch.testing.assert_close(form.matrix, q, rtol=1e-12, atol=1e-13 * float(q.max()))
+    matrix = part.templates.flatten(1)
+    torch.testing.assert_close(matrix, third @ deep / halves[1], rtol=1e-12, atol=1e-12)
 
 
 @both_forms
-def test_arrays_with_an_offset_and_root_mean_squares(projective: bool) -> None:
-    folded = cl.fold(network(projective, offset=0.7, unit="rms"), SHAPE)
+@pytest.mark.parametrize("offset", [None, 0.7])
+def test_arrays_reproduce_the_fold_by_every_strategy(
+    projective: bool, offset: float | None
+) -> None:
+    unit = "rms" if offset else "norm"
+    features = network(projective, offset=offset, unit=unit)
+    model = nn.Sequential(nn.ZeroPad2d(1), features, nn.Flatten(), nn.Linear(50, 4).double())
     rules = ["projective"] * 2 if projective else ["published"]
-    x, offset = samples(SHAPE, torch.float64), 0.7 * math.sqrt(math.prod(SHAPE))
-    assert folded.recipe.operations[0].offset == pytest.approx(offset)  # type: ignore[attr-defined]
-    assert relative_error(written_out(folded, x, rules, offset), folded(x)) < 1e-12
+    x, shape = samples((2, 6, 6), torch.float64), (2, 6, 6)
+    # ZeroPad2d(1) makes 8 × 8 pixels of 6 × 6
+    own = (offset or 0.0) * math.sqrt(2 * 8 * 8)
+    for folded in folds(model, shape).values():
+        assert relative_error(written_out(model, x, rules, own), folded(x)) < 1e-12
 
 
 def test_different_rules_have_forms_of_their_own() -> None:
-    folded = cl.fold(network(last=cl.Gnomonic(0.8)), SHAPE, strategy="layers")
+    model = network(last=cl.Gnomonic(0.8))
     x = samples(SHAPE, torch.float64)
-    assert relative_error(written_out(folded, x, ["published", "gnomonic"]), folded(x)) < 1e-12
-
-
-def test_no_activation_means_no_form() -> None:
-    folded = cl.fold(cl.ConformalLayers(cl.Linear(5, 3)).double(), (5,))
-    assert folded.forms().shape == (0, 5, 5)
-    x = samples((5,), torch.float64)
-    assert relative_error(written_out(folded, x, []), folded(x)) < 1e-12
-
-
-@both_forms
-def test_bias_behind_the_last_activation_is_what_zero_gives(projective: bool) -> None:
-    model = nn.Sequential(network(projective), nn.Flatten(), nn.Linear(18, 4).double())
-    folded = cl.fold(model, SHAPE, strategy="dense")
-    rules = ["projective"] * 2 if projective else ["published"]
-    x, bias = samples(SHAPE, torch.float64), folded(torch.zeros(1, *SHAPE, dtype=torch.float64))
-    assert bool(bias.any())
-    assert relative_error(written_out(folded, x, rules) + bias, folded(x)) < 1e-12
-
-
-def test_arrays_of_a_float32_fold_and_of_a_file(tmp_path: Path) -> None:
-    model = network().float()
-    for folded in folds(model, SHAPE).values():
-        cl.save(folded, tmp_path / "fold.safetensors")
-        loaded = cl.load(tmp_path / "fold.safetensors")
-        assert isinstance(loaded, cl.Folded)
-        assert torch.equal(loaded.matrix(), folded.matrix())
-        assert torch.equal(loaded.forms(), folded.forms())
-        x = samples(SHAPE, torch.float64)
-        expected = exact_output(model, x)
-        assert relative_error(written_out(folded, x, ["published"]), expected) < 5e-6
-
-
-def test_arrays_under_inference_mode_are_ordinary_tensors() -> None:
-    folded = cl.fold(network(), SHAPE)
-    with torch.inference_mode():
-        matrix, forms = folded.matrix(), folded.forms()
-    assert not matrix.is_inference()
-    assert not forms.is_inference()
-
-
-def test_layers_around_the_part_are_not_in_its_matrix() -> None:
-    part = network()
-    centre = cl.Centre(SHAPE)
-    centre.fit(torch.rand(1, *SHAPE))
-    head = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(18, 3))
-    model = nn.Sequential(centre, part, head).double()
-    torch.testing.assert_close(
-        cl.fold(model, SHAPE).matrix(), cl.fold(part, SHAPE).matrix(), rtol=1e-12, atol=1e-12
-    )
-
-
-# -- refusals ---------------------------------------------------------------------------------------
-
-
-def refusal_of(folded: cl.Folded, match: str) -> None:
-    with pytest.raises(cl.ConformalError, match=rf"Folded.matrix\(\): expected .*{match}"):
-        folded.matrix()
-    with pytest.raises(cl.ConformalError, match=rf"Folded.forms\(\): expected .*{match}"):
-        folded.forms()
-
-
-INSIDE = "got biases, branches or homogeneous maps inside"
-
-
-def test_maps_biases_and_branches_are_refused() -> None:
-    first, last = (cl.Linear(4, 4), cl.ReSPro()), (cl.Linear(4, 4), cl.ReSPro())
-    biased, residual = cl.Linear(4, 4, bias=True), cl.Residual(cl.Linear(4, 4), cl.ReSPro())
-    for layers in ([nn.ReLU()], [nn.ReLU(), *last], [biased, *last], [residual, *last], [biased]):
-        model = cl.ConformalLayers(*first, *layers)
-        for strategy in ("dense", "layers"):
-            refusal_of(cl.fold(model, (4,), strategy=strategy), INSIDE)
-
-
-def test_several_parts_are_refused() -> None:
-    first, second = (cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro()) for _ in range(2))
-    refusal_of(cl.fold(nn.Sequential(first, nn.ReLU(), second), (4,)), "2 folded parts")
-
-
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    layers = cl.Conv2d(3, 1, 3, stride=2), cl.ReSPro()
-    large = cl.fold(cl.ConformalLayers(*layers), (3, 64, 64), strategy="layers")
-    refusal_of(large, "a sample has 12288 coefficients, a written-out form at most 8192")
-    deep = [module for _ in range(9) for module in (cl.Conv2d(1, 1, 1), cl.ReSPro(projective=True))]
-    many = cl.fold(cl.ConformalLayers(*deep), (1, 90, 90), strategy="layers")
-    with pytest.raises(cl.ConformalError, match="9 forms have 590490000 entries"):
-        many.forms()
+    found = written_out(model, x, ["published", "gnomonic"])
+    assert relative_error(found, cl.fold(model, SHAPE, strategy="layers")(x)) < 1e-12

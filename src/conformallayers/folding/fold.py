@@ -34,11 +34,17 @@ from .lower import Lowering, add_join, by_sample, find_lowering
 from .merge import merge
 from .operators import Operator, operator_of
 from .plan import Plan, Settings, checked_strategy, make_plan
-from .scaling import Scaling
-from .stages import ActivationSite, AffineStage, HomogeneousMap, RadialStage, StageGraph, stages_of
+from .stages import (
+    ActivationSite,
+    AffineStage,
+    HomogeneousMap,
+    RadialStage,
+    Scaling,
+    StageGraph,
+    stages_of,
+)
 from .strategies import STRATEGIES
-from .strategies.base import SQUARED, PointValues, Problem, size_behind
-from .strategies.layers import add_layer
+from .strategies.base import SQUARED, PointValues, Problem, add_layer, size_behind
 
 # Relative errors that a fold may have; cl.testing publishes them.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -145,12 +151,12 @@ def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
 
 
 def stages_by_part(model: nn.Module, input_shape: Shape) -> list[StageGraph]:
-    """Return the stages of each ConformalLayers with all linear layers behind it."""
+    """Return the stages of each ConformalLayers with all linear layers behind it, and before it those that fold away."""
     graph = capture(model, input_shape)
-    found = [
-        _with_heads(graph, part, stages_of(trace_part(graph, part), part.label))[-1][1]
-        for part in graph.parts
-    ]
+    found = []
+    for part in graph.parts:
+        _, stages = _with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
+        found.append(_with_heads(graph, part, stages)[-1][1])
     if not found:
         expected = "a cl.ConformalLayers, or a module with some inside"
         raise refusal("model", expected, type(model).__name__, "Only their stages have forms.")

@@ -20,7 +20,6 @@ from ..recipe.torch.operations import RUN
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size
 from .chains import Cost
-from .forms import explicit_forms, explicit_matrix
 from .plan import Plan
 from .regions import Region
 
@@ -249,44 +248,6 @@ class Folded(RecipeModule):
             details: print all candidates of every stage, every reason, and regions of a single operation too.
         """
         return Explanation(self.plans, self.regions, _size_sentence(self.recipe), details)
-
-    def matrix(self) -> Tensor:
-        """Return M of ``y = M x / D``, (d_out, d_in) in float64, for a fold of one stage.
-
-        Rows belong to the coefficients of an output and columns to those of an input:
-        ``folded.matrix().view(-1, *folded.input_shape)`` are the rows as inputs. M is that of the folded part with
-        the layers that it has absorbed. What the recipe runs before it (a mean image) and behind its division
-        (the bias of the head, a ReLU and all that follows) is not in it.
-
-        Raises:
-            ConformalError: several stages or parts, biases in the ConformalLayers (the head behind it may have one),
-                branches that pass activations, or a matrix of more than 2 GiB.
-
-        Examples:
-            >>> import conformallayers as cl
-            >>> model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro(), cl.Linear(2, 3), cl.ReSPro())
-            >>> folded = cl.fold(model.double(), (4,))
-            >>> x = torch.rand(5, 4, dtype=torch.float64)
-            >>> m, (q,) = folded.matrix(), folded.forms()
-            >>> d = x.norm(dim=1) + (x @ q * x).sum(1)
-            >>> torch.allclose(x @ m.T / d[:, None], folded(x), rtol=1e-12, atol=0)
-            True
-        """
-        return explicit_matrix(self)
-
-    def forms(self) -> Tensor:
-        """Return every Q of the denominator D, (forms, d_in, d_in) in float64, for a fold of one stage.
-
-        A published network has one: ``D = ‖x‖ + xᵀQx``. A network of another activation has one for each
-        of them, which D meets in order, starting from ‖x‖: ``D ← D + xᵀQx/D`` if it is projective,
-        ``D ← D·growth(xᵀQx/D²)`` else. Consecutive activations that are published or gnomonic share a form. With an
-        offset c, D starts as ``√(‖x‖² + c²)``, where c is the offset of ``normalize`` in the recipe. The names of the
-        rules are those of its ``advance`` operations.
-
-        Raises:
-            ConformalError: as in :meth:`matrix`; samples of more than 8192 coefficients, or forms of more than 4 GiB.
-        """
-        return explicit_forms(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""

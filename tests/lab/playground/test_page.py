@@ -93,8 +93,8 @@ def test_rows_of_the_matrix_and_the_form_give_what_the_layers_give() -> None:
     assert np.allclose(images @ images.T, np.eye(len(images)), atol=1e-3)
     assert found["eigenvalues"] == sorted(found["eigenvalues"], reverse=True)
     x = as_input(load("digits").test_images[:50], shape=(1, 8, 8))
-    folded = cl.fold(model, (1, 8, 8), strategy="dense")
-    matrix, (form,) = folded.matrix().numpy(), folded.forms().numpy()
+    (part,) = cl.inspect(model, (1, 8, 8)).parts
+    matrix, form = part.templates.flatten(1).numpy(), part.forms[0].matrix.numpy()
     assert np.allclose(found["templates"], matrix, rtol=1e-4)
     assert abs(found["trace"] - np.trace(form)) < 1e-6 * found["trace"]
     assert np.allclose(form @ images.T, images.T * found["eigenvalues"], atol=1e-3)

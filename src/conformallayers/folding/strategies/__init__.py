@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Strategy
+from .base import Layers, Strategy
 from .conv import ComposedConv
-from .layers import Layers
 from .matrices import Banded, Dense
 
 STRATEGIES: dict[str, Strategy] = {

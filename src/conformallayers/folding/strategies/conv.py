@@ -38,10 +38,10 @@ from .base import (
     Rates,
     Strategy,
     add_flatten,
+    add_operators,
     add_product,
     layer_cost,
 )
-from .layers import add_operators
 
 _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation

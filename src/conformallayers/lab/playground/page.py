@@ -175,20 +175,17 @@ def trained_network() -> nn.Module:
 def insight() -> Json:
     """Return the rows of M, the first eigenvectors of Q and both folds of the trained network."""
     model = trained_network()
-    folded = cl.fold(model, SHAPE, strategy="dense")
-    (form,) = folded.forms()
-    values, vectors = torch.linalg.eigh(form)
-    images = vectors.flip(1)[:, :_EIGENIMAGES].T
-    images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
+    (part,) = cl.inspect(model, SHAPE, top=_EIGENIMAGES).parts
+    (form,) = part.forms
     return {
         "name": f"D3ModNetCL on {DIGITS}",
         "labels": LABELS[DIGITS],
         "shape": SHAPE,
-        "templates": _short(folded.matrix()),
-        "eigenimages": _short(images),
-        "eigenvalues": _short(values.flip(0)[:_EIGENIMAGES]),
-        "trace": float(form.trace()),
-        "folded": javascript_document(folded.recipe, "float32"),
+        "templates": _short(part.templates.flatten(1)),
+        "eigenimages": _short(form.eigenimages.flatten(1)),
+        "eigenvalues": _short(form.eigenvalues[:_EIGENIMAGES]),
+        "trace": form.trace,
+        "folded": _document(model, "dense"),
         "layers": _document(model, "layers"),
     }
 
