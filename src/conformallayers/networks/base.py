@@ -5,23 +5,58 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import is_real, refusal
-from .hub import Published
+from ..errors import is_real, missing_extra, refusal
 
 IMAGE_SHAPE = (3, 32, 32)
 
 
-class Network(nn.Module, Published):
+def _missing(*args: Any, **kwargs: Any) -> Any:
+    raise missing_extra("huggingface_hub", "hub", "the Hugging Face Hub")
+
+
+class _NotInstalled:
+    """Name the extra that is not installed."""
+
+    save_pretrained = push_to_hub = from_pretrained = staticmethod(_missing)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__()
+
+
+if TYPE_CHECKING:
+    _Hub = _NotInstalled
+else:
+    try:
+        from huggingface_hub import PyTorchModelHubMixin as _Hub
+    except ImportError:
+        _Hub = _NotInstalled
+
+
+class Network(
+    nn.Module,
+    _Hub,
+    library_name="conformallayers",
+    license="apache-2.0",
+    pipeline_tag="image-classification",
+    tags=["geometric-algebra", "re-parameterisation"],
+    repo_url="https://github.com/conformallayers/conformallayers",
+    docs_url="https://conformallayers.github.io/conformallayers",
+):
     """Compute features, flatten them, and apply a head.
+
+    ``save_pretrained``, ``push_to_hub`` and ``from_pretrained`` are those of ``huggingface_hub.PyTorchModelHubMixin``.
 
     Attributes:
         arguments: those of the constructor, defaults included, without ``device`` and ``dtype``.
     """
+
+    arguments: dict[str, Any]
+    _hub_mixin_config: dict[str, Any]  # what huggingface_hub writes to config.json
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Store the arguments, which rebuild the network after ``save_pretrained``."""

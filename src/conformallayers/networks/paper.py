@@ -216,7 +216,6 @@ class DkNetCL(Network):
         hidden: width of a linear layer before the last one; None means no such layer.
         alpha, projective: options of the activations.
         gain: initial value of a learned factor behind them; None means no factor.
-        padding_mode: of the convolutions.
 
     Examples:
         >>> import torch
@@ -232,14 +231,12 @@ class DkNetCL(Network):
         alpha: str | float | None = None,
         projective: bool = False,
         gain: float | None = None,
-        padding_mode: cl.PaddingMode = "zeros",
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
         check_count("depth", depth, "It is the number of convolutions.")
         respro = partial(ReSPro, alpha, projective=projective, **factory)
-        options = {"padding": 1, "padding_mode": padding_mode, **factory}
-        layers = _layers((3, *[32] * depth), 3, cl.Conv2d, respro, **options)
+        layers = _layers((3, *[32] * depth), 3, cl.Conv2d, respro, padding=1, **factory)
         head = make_head((32 * 32 * 32, hidden, num_classes), factory)
         super().__init__(_conformal(layers, gain, factory), head)
 

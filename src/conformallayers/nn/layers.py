@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from torch.nn import Identity as Identity
 
 from ..errors import check_count, checked_shape, is_real, refusal, shape_text
 
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 T = TypeVar("T", bound=nn.Module)
 _Device = torch.device | str | int | None
 

@@ -1,4 +1,4 @@
-"""Networks in a folder or on the Hub: ``huggingface_hub``'s mixin rebuilds them, with our card."""
+"""The base class: networks in a folder or on the Hub, which ``huggingface_hub``'s mixin rebuilds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import conformallayers as cl
 from conformallayers import networks
 
 hub = pytest.importorskip("huggingface_hub")
@@ -25,9 +24,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "LeNet": lambda: networks.LeNet(dropout=0.3, num_classes=3),
     "LeNetCL": lambda: networks.LeNetCL(alpha="learned", hidden=9, dropout=0.1, gain=2.0),
     "DkNet": lambda: networks.DkNet(2, hidden=4),
-    "DkNetCL": lambda: networks.DkNetCL(
-        2, 4, alpha="spectral", gain=0.1, padding_mode="circular", num_classes=3
-    ),
+    "DkNetCL": lambda: networks.DkNetCL(2, 4, alpha="spectral", gain=0.1, num_classes=3),
     "D3ModNet": networks.D3ModNet,
     "D3ModNetCL": lambda: networks.D3ModNetCL(projective=True, gain=-1.0),
     "StageNet": lambda: networks.StageNet(
@@ -66,21 +63,13 @@ def test_networks_come_back_to_the_bit(name: str, tmp_path: Path) -> None:
         assert torch.equal(loaded(x), network.eval()(x))
 
 
-def test_the_card_says_how_to_run_the_network(tmp_path: Path) -> None:
-    network = networks.LeNetCL()
-    network.save_pretrained(tmp_path, model_card_kwargs={"dataset": "cifar10", "accuracy": 0.5028})
+def test_the_card_names_the_library(tmp_path: Path) -> None:
+    networks.LeNetCL().save_pretrained(tmp_path)
     card = hub.ModelCard.load(tmp_path / "README.md")
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "conformallayers")
     assert card.data.pipeline_tag == "image-classification"
     assert {"geometric-algebra", "pytorch_model_hub_mixin"} <= set(card.data.tags)
-    parameters = sum(weight.numel() for weight in network.parameters())
-    for text in ("# LeNetCL", f"| {parameters:,} |", "| cifar10 |", "50.28 %", cl.__version__):
-        assert text in card.text
-    code = card.text.split("```python")[1].split("```")[0]
-    code = code.replace("FOLDER or USER/REPOSITORY", str(tmp_path))
-    exec(code.replace("net.safetensors", f"{tmp_path}/net.safetensors"), {})
-    assert cl.load(tmp_path / "net.safetensors").output_shape == (10,)
-    assert "Accuracy" not in str(networks.DkNet(1).generate_model_card())
+    assert "https://github.com/conformallayers/conformallayers" in card.text
 
 
 def test_without_the_extra_it_is_named() -> None:
