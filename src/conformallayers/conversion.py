@@ -23,8 +23,7 @@ from .nn.branches import Join
 from .nn.layers import Abs, Permute, Product
 from .nn.registry import find_spec, is_affine, suggestion
 from .nn.traced import Traced
-from .utils.html import Block, Printed, Table
-from .utils.text import suggest
+from .utils.text import Block, Printed, Table, suggest
 
 Keep = str | Sequence[str]
 _CHOICES = ("all", "pooling", "none")

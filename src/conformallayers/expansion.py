@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from .errors import is_real, refusal, shape_text
 from .nn.expanded import EXPANDABLE, KINDS, Expanded, collapsed, expanded, terms_of
 from .nn.registry import has_hooks
-from .utils.html import Block, Printed, Table
-from .utils.text import count, suggest
+from .utils.text import Block, Printed, Table, count, suggest
 
 Only = Callable[[str, nn.Module], bool] | Iterable[str]
 _WIDEST = 16.0

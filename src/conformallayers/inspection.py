@@ -17,7 +17,7 @@ from .folding.operators import push_constant
 from .folding.stages import RadialStage, Scaling, Segment, StageGraph
 from .nn.bounds import Shape
 from .nn.formula import Formula
-from .utils.html import Block, Printed, Table, separated
+from .utils.text import Block, Printed, Table, separated
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
 _CHUNK = 256  # rows of Q that are processed at once

@@ -79,3 +79,9 @@ def test_a_norm_inside_a_branch() -> None:
         model = cl.ConformalLayers(cl.Residual(*layers), cl.ReSPro())
         model(samples(SHAPE, torch.float32)).square().sum().backward()
         cl.testing.assert_folds(model, SHAPE)
+
+
+def test_spectral_training_under_inference_mode() -> None:
+    model = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro("spectral"))
+    with torch.inference_mode():
+        assert model(torch.rand(2, 8)).isfinite().all()

@@ -17,8 +17,7 @@ from ..recipe.operation import OPERATIONS, Operation, Shape, ShapeOf, expect
 from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
-from ..utils.html import Block, Printed, Table
-from ..utils.text import count, size
+from ..utils.text import Block, Printed, Table, count, size
 from .chains import Cost
 from .plan import Plan
 from .regions import Region

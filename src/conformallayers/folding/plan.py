@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import refusal
-from ..utils.html import Block, Printed, Table
-from ..utils.text import count, size, suggest
+from ..utils.text import Block, Printed, Table, count, size, suggest
 from .strategies import STRATEGIES, Strategy
 from .strategies.base import Problem
 

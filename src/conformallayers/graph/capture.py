@@ -15,11 +15,10 @@ from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.container import ConformalSequential
-from ..nn.functions import Batch, Chain, modules_of
+from ..nn.functions import Batch, Chain, call_text, modules_of
 from ..nn.layers import Channels
 from ..nn.registry import shape_after
 from ..utils.axes import per_axis
-from ..utils.text import call_text
 from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Graph, Node, kind_of
 from .layers import Branches, NodeList

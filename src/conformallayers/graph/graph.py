@@ -14,7 +14,7 @@ from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.registry import find_spec
-from ..utils.html import Block, Printed, Table
+from ..utils.text import Block, Printed, Table
 
 Kind = Literal["affine", "homogeneous", "radial", "join", "embed", "leave", "other"]
 INPUT = -1  # the source that is the input of the model

@@ -16,7 +16,7 @@ from ..nn.bounds import Shape
 from ..nn.branches import Join, joined_bound
 from ..nn.container import ConformalSequential
 from ..nn.registry import is_homogeneous, spec_of
-from ..utils.html import Block, Printed, Table
+from ..utils.text import Block, Printed, Table
 from .capture import capture
 from .freeze import frozen_wide
 from .graph import Graph, Node, Part

@@ -68,6 +68,24 @@ class Call:
         return given
 
 
+def call_text(node: fx.Node) -> str:
+    """Format a graph node as Python code.
+
+    Examples:
+        >>> graph = fx.symbolic_trace(lambda x: torch.cat([x * 2, x.flatten(1)], dim=1)).graph
+        >>> [call_text(node) for node in graph.nodes]
+        ['x', 'mul(x, 2)', 'x.flatten(1)', 'cat([mul, flatten], dim=1)', 'output(cat)']
+    """
+    if node.op in ("placeholder", "get_attr"):
+        return str(node.target)
+    values = [str(value) for value in node.args]
+    named = [f"{key}={value}" for key, value in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{values[0]}.{node.target}({', '.join([*values[1:], *named])})"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node)
+    return f"{name}({', '.join([*values, *named])})"
+
+
 _IGNORED = ("input", "inplace", "_stacklevel", "antialias", "out")
 _Row = Callable[[Call], Chain | None]
 _ROWS: dict[Any, _Row] = {}

@@ -7,11 +7,10 @@ from typing import TypeVar
 from torch import fx, nn
 
 from ..errors import cause_line, refusal
-from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
 from .container import ConformalSequential
-from .functions import Batch, Values, modules_of
+from .functions import Batch, Values, call_text, modules_of
 from .registry import find_spec
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from ..errors import shape_text
-from ..utils.html import Block, Printed
+from ..utils.text import Block, Printed
 from . import integer_operations, layer_operations, point_operations
 from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape, expect

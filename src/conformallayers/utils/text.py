@@ -1,15 +1,13 @@
-"""Plain text for explanations and errors: tables, counts, calls of a graph, suggestions."""
+"""Text for explanations and errors: tables, in HTML too, records that print, counts, suggestions."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # so that text without graphs does not wait for torch
-    from torch import fx
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import NamedTuple
 
 # Spreadsheets run a cell that begins like this as a formula, unless it is a number.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
@@ -87,49 +85,21 @@ def size(number: float) -> str:
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Return `` Did you mean "X"?`` for the choice that is most like a word, or the empty string.
 
-    Upper and lower case, hyphens and underscores do not matter, and initials stand for the words of
-    a choice. A word that is one of the choices needs no suggestion.
+    Upper and lower case, hyphens and underscores do not matter, and initials stand for the words of a choice.
 
     Examples:
         >>> suggest("lenetcl", ["LeNet", "LeNetCL"]), suggest("lr", ["learning_rate"])
         (' Did you mean "LeNetCL"?', ' Did you mean "learning_rate"?')
-        >>> suggest("svhn", ["mnist", "cifar10"])
-        ''
     """
-    names = list(choices)
-    if word in names:
-        return ""
-    keys = [_comparable(name) for name in names]
-    initials = ["".join(part[0] for part in key.split("-") if part) for key in keys]
+    names = {_comparable(name): name for name in choices}
+    initials = {"".join(part[:1] for part in key.split("-")): key for key in names}
     asked = _comparable(word)
-    close = difflib.get_close_matches(asked, keys, n=1)
-    if close:
-        found = names[keys.index(close[0])]
-    elif len(asked) > 1 and asked in initials:
-        found = names[initials.index(asked)]
-    else:
-        return ""
-    return f' Did you mean "{found}"?'
+    found = [*difflib.get_close_matches(asked, names, n=1), initials.get(asked, "")][0]
+    return f' Did you mean "{names[found]}"?' if found and names[found] != word else ""
 
 
-def call_text(node: fx.Node) -> str:
-    """Format a graph node as Python code.
-
-    Examples:
-        >>> import torch
-        >>> from torch import fx
-        >>> graph = fx.symbolic_trace(lambda x: torch.cat([x * 2, x.flatten(1)], dim=1)).graph
-        >>> [call_text(node) for node in graph.nodes]
-        ['x', 'mul(x, 2)', 'x.flatten(1)', 'cat([mul, flatten], dim=1)', 'output(cat)']
-    """
-    if node.op in ("placeholder", "get_attr"):
-        return str(node.target)
-    values = [str(value) for value in node.args]
-    named = [f"{key}={value}" for key, value in node.kwargs.items()]
-    if node.op == "call_method":
-        return f"{values[0]}.{node.target}({', '.join([*values[1:], *named])})"
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node)
-    return f"{name}({', '.join([*values, *named])})"
+def _comparable(word: str) -> str:
+    return word.casefold().replace("_", "-").strip("-")
 
 
 def is_number(cell: str) -> bool:
@@ -142,5 +112,66 @@ def is_number(cell: str) -> bool:
     return not cell or cell.lstrip("-+.")[:1].isdigit()
 
 
-def _comparable(word: str) -> str:
-    return word.casefold().replace("_", "-").strip("-")
+# -- records that print ---------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """A header and rows of cells."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Block = str | Table  # a paragraph, or a table
+
+
+class Printed:
+    """Print a record in a terminal and a notebook, block by block.
+
+    A subclass defines ``_blocks``. An empty paragraph is an empty line.
+    """
+
+    def _blocks(self) -> Iterable[Block]:
+        """Return the blocks in order."""
+        raise TypeError(f"{type(self).__name__} does not define _blocks")
+
+    def __str__(self) -> str:
+        return "\n".join(b if isinstance(b, str) else table(*b) for b in self._blocks())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html(self._blocks())
+
+
+def separated(records: Iterable[Printed]) -> Iterator[Block]:
+    """Yield the blocks of several records, with an empty line between two of them."""
+    for index, record in enumerate(records):
+        if index:
+            yield ""
+        yield from record._blocks()
+
+
+def html(blocks: Iterable[Block]) -> str:
+    """Write blocks as HTML; markup in them is escaped.
+
+    Examples:
+        >>> html(["a < b", Table(["name", "n"], [["<b>", "12"]])])
+        '<pre>a &lt; b</pre><table><thead><tr><th>name</th><th>n</th></tr></thead><tbody><tr><td style="text-align: left">&lt;b&gt;</td><td style="text-align: right">12</td></tr></tbody></table>'
+    """
+    return "".join(
+        f"<pre>{escape(block)}</pre>" if isinstance(block, str) else _table(block)
+        for block in blocks
+        if block
+    )
+
+
+def _table(block: Table) -> str:
+    header = "".join(f"<th>{escape(cell)}</th>" for cell in block.header)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in block.rows)
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    side = "right" if text and is_number(text) else "left"
+    return f'<td style="text-align: {side}">{escape(text)}</td>'

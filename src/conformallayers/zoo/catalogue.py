@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import refusal, shape_text
 from ..recipe.file import read_file
-from ..utils.html import Block, Printed, Table
-from ..utils.text import count, markdown, size, suggest
+from ..utils.text import Block, Printed, Table, count, markdown, size, suggest
 
 if TYPE_CHECKING:
     from ..folding.folded import Folded

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
-from ...utils.html import Table, html
+from ...utils.text import Table, html
 from ..experiments import accuracy, batchsize, bench, cost, depth, paper, robustness
 from ..experiments.records import Cells, Row, read_record
 from ..training.run_folder import CONFIG, METRICS, RESULT

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.utils.html import Printed, Table, html
-from conformallayers.utils.text import table
+from conformallayers.utils.text import Printed, Table, html, table
 
 EVIL = "<script>alert('x')</script>&"
 TAGS = {"pre", "table", "thead", "tbody", "tr", "th", "td"}
