@@ -50,34 +50,17 @@ def batch() -> Tensor:
     return torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1))
 
 
-def state(model: nn.Module) -> dict[str, Any]:
-    """Return everything of a model that a look at it must leave alone."""
-    return {
-        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "modes": [module.training for module in model.modules()],
-        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "needs": [p.requires_grad for p in model.parameters()],
-        "hooks": [
-            (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks))
-            for m in model.modules()
-        ],
-        "names": [sorted(vars(module)) for module in model.modules()],
-        "torch": torch.get_rng_state(),
-    }
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            assert_same(value, other[key])
-    elif isinstance(one, (list, tuple)):
-        for left, right in zip(one, other, strict=True):
-            assert_same(left, right)
-    else:
-        assert one == other
+def state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
+    """Return everything of a model, and of random numbers, that a look at it must leave alone."""
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    tensors = [tensor.clone() for tensor in model.state_dict().values()]
+    others = [
+        (m.training, dict(m._forward_hooks), dict(m._backward_hooks), sorted(vars(m)))
+        for m in model.modules()
+    ]
+    numpy = torch.from_numpy(np.random.get_state()[1].astype(np.int64))  # type: ignore[union-attr]
+    needs = [p.requires_grad for p in model.parameters()]
+    return [*gradients, *tensors, torch.get_rng_state(), numpy], [others, needs, random.getstate()]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -93,14 +76,11 @@ def test_the_model_is_left_alone(make: Any, training: bool) -> None:
     inner[0].register_forward_hook(lambda *_: calls.append("forward"))
     inner[5].register_full_backward_hook(lambda *_: calls.append("backward"))
     inner[5].weight.register_hook(lambda gradient: calls.append("tensor"))
-    before, python, numbers = state(model), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
-    x = batch()
-    kept = x.clone()
+    x, (tensors, others) = batch(), state(model)
     found = cl.diagnose(model, x)
-    assert_same(before, state(model))
-    assert random.getstate() == python
-    assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[arg-type]
-    assert torch.equal(x, kept)
+    torch.testing.assert_close(state(model)[0], tensors, rtol=0, atol=0)
+    assert state(model)[1] == others
+    assert torch.equal(x, batch())
     assert calls == []
     assert found.samples == 6
 
@@ -336,10 +316,9 @@ def uniform(count: int = 16) -> Tensor:
 
 
 def healthy(
-    *,
+    *middle: nn.Module,
     respro: Callable[[], nn.Module] = lambda: cl.ReSPro(1.0, projective=True),
     pool: Callable[[], nn.Module] = lambda: nn.LPPool2d(2, 2),
-    inner: nn.Module | None = None,
     norm: nn.Module | None = None,
     offset: float | str | None = 0.5,
     unit: str = "rms",
@@ -351,31 +330,53 @@ def healthy(
         nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
     first, second, third, fourth = convolutions
     return cl.ConformalLayers(
-        *(first, second if inner is None else inner, respro(), pool()),
-        *([norm or nn.BatchNorm2d(8)] if inner is None else []),
-        *(third, fourth, respro(), nn.Flatten()),
+        *(first, second, respro(), pool(), *(middle or [norm or nn.BatchNorm2d(8)])),
+        *(() if middle else (third, fourth, respro(), nn.Flatten())),
         offset=offset,
         unit=unit,
     )
+
+
+def trained_norm(variance: float) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(8)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var.fill_(variance)
+    return norm
+
+
+def deep(alpha: str | None, depth: int) -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    layers = [m for _ in range(depth) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro(alpha))]
+    return cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0)
+
+
+def dead(channels: int) -> cl.ConformalLayers:
+    conv = cl.Conv2d(2, 8, 3, bias=True)
+    with torch.no_grad():
+        conv.bias[:channels] = -100.0
+    return cl.ConformalLayers(conv, nn.ReLU(), cl.Conv2d(8, 4, 3), offset=0.5, unit="rms")
+
+
+def broken(name: str, value: float) -> nn.Module:
+    norm = nn.BatchNorm1d(32)
+    norm.num_batches_tracked.fill_(1000)
+    model = nn.Sequential(healthy(), norm, nn.Linear(32, 3))
+    with torch.no_grad():
+        {**model.state_dict()}[name].view(-1)[0] = value
+    return model
 
 
 def warned(model: nn.Module, x: Tensor | None = None) -> tuple[Any, ...]:
     return cl.diagnose(model, uniform() if x is None else x).warnings
 
 
-def only(model: nn.Module, x: Tensor | None = None) -> Any:
-    (warning,) = warned(model, x)
-    assert str(warning).count("\n") == 0
-    assert warning.remedy.endswith(".")
-    return warning
-
-
-# -- healthy models ---------------------------------------------------------------------------------
-
-
-def test_a_network_by_the_rules_has_no_warning() -> None:
+def test_healthy_networks_have_no_warning() -> None:
     assert warned(healthy()) == ()
     assert warned(healthy(), uniform(1)) == ()
+    assert warned(dead(0)) == ()
+    masked = healthy()
+    masked.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert warned(masked) == ()
 
 
 @pytest.mark.parametrize("preset", ["micro", "small", "base"])
@@ -402,29 +403,72 @@ def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
             assert warned(model, held) == (), step
 
 
-# -- the mistakes of docs/stages.md -----------------------------------------------------------------
+ALONE = [  # exactly one warning: its kind, its paths, and pieces of its text
+    (lambda: healthy(pool=lambda: cl.AvgPool2d(2)), "no map", ("",), "odd in x", "stages.md"),
+    (lambda: healthy(offset=None), "offset", ("",), "contrast", 'offset="learned"'),
+    (lambda: healthy(offset=1e-5), "offset", ("",), "Scale the inputs down"),
+    (
+        lambda: healthy(respro=lambda: cl.ReSPro(0.01, projective=True)),
+        *("alpha too small", ("2", "7"), "longer points come out shorter"),
+    ),
+    (lambda: healthy(cl.Scale(1e-6)), "vanishing", ("4",), 'unit="rms"'),
+    (lambda: healthy(cl.Scale(1e6)), "exploding", ("4",), "BatchNorm"),
+    (lambda: healthy(cl.Scale(3e-4)), "small features", ("",), "cl.Scale"),
+    (lambda: broken("0.1.weight", torch.nan), "non-finite", ("0.1",), "in 0.1.weight;"),
+    (lambda: broken("0.1.weight", torch.inf), "non-finite", ("0.1",), "in 0.1.weight;"),
+    (lambda: broken("2.bias", torch.nan), "non-finite", ("2",), "in 2.bias;"),
+    (lambda: broken("1.running_var", torch.inf), "non-finite", ("1",), "in 1.running_var;"),
+    (
+        lambda: cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5),
+        *("non-finite", ("10",), "NaN or infinity behind this Scale"),
+    ),
+    (lambda: dead(3), "dead", ("1",), "3 of 8 channels"),
+]
 
 
-def test_variances_below_eps() -> None:
-    model = healthy(unit="norm", offset=None, respro=lambda: cl.ReSPro(30.0))
-    warnings = {warning.kind: warning for warning in warned(model)}
-    assert warnings["variance below eps"].paths == ("4",)
-    assert 'unit="rms"' in warnings["variance below eps"].remedy
+@pytest.mark.parametrize(
+    ("build", "kind", "paths", "pieces"), [(*row[:3], row[3:]) for row in ALONE]
+)
+def test_one_mistake_has_one_warning(
+    build: Any, kind: str, paths: tuple[str, ...], pieces: tuple[str, ...]
+) -> None:
+    (warning,) = warned(build())
+    assert (warning.kind, warning.paths) == (kind, paths)
+    assert all(piece in str(warning) for piece in pieces)
+    assert "\n" not in str(warning)
+    assert warning.remedy.endswith(".")
 
 
-def test_variances_below_eps_of_a_trained_norm() -> None:
-    norm = nn.BatchNorm2d(8)
-    norm.num_batches_tracked.fill_(1000)
-    norm.running_var.fill_(1e-8)
-    warnings = {warning.kind: warning for warning in warned(healthy(norm=norm))}
-    assert "100 % of the variances are below eps=1e-05" in warnings["variance below eps"].seen
+AMONG = [  # a mistake that has consequences, which have warnings too
+    (
+        lambda: healthy(unit="norm", offset=None, respro=lambda: cl.ReSPro(30.0)),
+        *("variance below eps", "4", 'unit="rms"'),
+    ),
+    (lambda: healthy(norm=trained_norm(1e-8)), "variance below eps", "4", "100 % of the", "1e-05"),
+    (lambda: healthy(offset=300.0), "offset", "model", "all points are short"),
+    (
+        lambda: healthy(respro=lambda: cl.ReSPro(1000.0)),
+        *("alpha too large", "2", "alpha 1e+03", "root mean square that arrives"),
+    ),
+    (
+        lambda: healthy(respro=lambda: cl.ReSPro(1000.0, projective=True)),
+        *("alpha too large", "2", "alpha 1e+03", "root mean square that arrives"),
+    ),
+    (lambda: deep(None, 8), "alpha too large", "", "more: ", '"spectral"'),
+    (lambda: deep("spectral", 8), "alpha too large", "", "Train a few steps"),
+    (lambda: dead(8), "dead", "1", "no gradient reaches"),
+]
 
 
-def test_no_homogeneous_map() -> None:
-    warning = only(healthy(pool=lambda: cl.AvgPool2d(2)))
-    assert warning.kind == "no map"
-    assert "odd in x" in warning.why
-    assert "docs/stages.md" in warning.remedy
+@pytest.mark.parametrize(
+    ("build", "kind", "path", "pieces"), [(*row[:3], row[3:]) for row in AMONG]
+)
+def test_a_mistake_with_consequences(
+    build: Any, kind: str, path: str, pieces: tuple[str, ...]
+) -> None:
+    (warning,) = [warning for warning in warned(build()) if warning.kind == kind]
+    assert warning.path.startswith(path)
+    assert all(piece in str(warning) for piece in pieces)
 
 
 def test_a_map_between_two_parts_counts_and_one_in_the_head_does_not() -> None:
@@ -432,134 +476,5 @@ def test_a_map_between_two_parts_counts_and_one_in_the_head_does_not() -> None:
     first, second = (cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(1.0)) for _ in range(2))
     x = torch.rand(8, 8)
     assert warned(nn.Sequential(first, nn.ReLU(), second), x) == ()
-    warning = only(nn.Sequential(first, second, nn.ReLU()), x)
+    (warning,) = warned(nn.Sequential(first, second, nn.ReLU()), x)
     assert (warning.kind, warning.paths) == ("no map", ("0", "1"))
-
-
-def test_no_offset_and_projective_activations() -> None:
-    warning = only(healthy(offset=None))
-    assert warning.kind == "offset"
-    assert "contrast" in warning.why
-    small = only(healthy(offset=1e-5))
-    assert small.kind == "offset"
-    assert "learned" in warning.remedy
-    assert small.remedy.startswith("Scale the inputs down")
-
-
-# -- other problems -------------------------------------------------------------------------------------
-
-
-def test_an_offset_far_above_the_inputs() -> None:
-    warnings = {warning.kind: warning for warning in warned(healthy(offset=300.0))}
-    assert "all points are short" in warnings["offset"].why
-
-
-@pytest.mark.parametrize("projective", [False, True])
-def test_alpha_far_above_what_arrives(projective: bool) -> None:
-    model = healthy(respro=lambda: cl.ReSPro(1000.0, projective=projective))
-    warnings = {warning.kind: warning for warning in warned(model)}
-    warning = warnings["alpha too large"]
-    assert warning.paths[0] == "2"
-    assert "alpha 1e+03" in warning.seen
-    assert "root mean square that arrives" in warning.remedy
-
-
-def test_alpha_far_below_what_arrives() -> None:
-    warning = only(healthy(respro=lambda: cl.ReSPro(0.01, projective=True)))
-    assert (warning.kind, warning.paths) == ("alpha too small", ("2", "7"))
-    assert warning.path == "2, 7"
-
-
-def test_radii_by_bounds_are_loose_in_deep_networks_and_share_one_warning() -> None:
-    torch.manual_seed(0)
-    layers = [m for _ in range(8) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro())]
-    warnings = warned(cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0))
-    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
-    assert len(loose.paths) > 3
-    assert loose.path.endswith("more")
-    assert '"spectral"' in loose.remedy
-
-
-def test_a_spectral_radius_that_was_never_estimated_says_so() -> None:
-    torch.manual_seed(0)
-    layers = [m for _ in range(6) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro("spectral"))]
-    warnings = warned(cl.ConformalLayers(*layers))
-    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
-    assert loose.remedy.startswith("Train a few steps")
-
-
-def test_points_that_vanish_and_explode() -> None:
-    for factor, kind in ((1e-6, "vanishing"), (1e6, "exploding")):
-        model = cl.ConformalLayers(*healthy()[:4], cl.Scale(factor), offset=0.5, unit="rms")
-        warning = only(model)
-        assert (warning.kind, warning.paths) == (kind, ("4",))
-
-
-def test_small_features() -> None:
-    model = cl.ConformalLayers(*healthy()[:4], cl.Scale(3e-4), offset=0.5, unit="rms")
-    warning = only(model)
-    assert (warning.kind, warning.path) == ("small features", "model")
-    assert "cl.Scale" in warning.remedy
-
-
-def test_numbers_that_are_not_finite() -> None:
-    for value in (float("nan"), float("inf")):
-        model = healthy()
-        with torch.no_grad():
-            model[1].weight[0, 0, 0, 0] = value  # type: ignore[union-attr]
-        kinds = [warning.kind for warning in warned(model)]
-        assert kinds == ["non-finite"]
-        assert only(model).paths == ("1",)
-        assert only(model).seen == "NaN or infinity in 1.weight"
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_tensor_of_the_head_that_is_not_finite_is_named(name: str) -> None:
-    model = nn.Sequential(healthy(), nn.Linear(32, 3))
-    with torch.no_grad():
-        model.get_parameter(f"1.{name}").view(-1)[0] = torch.nan
-    (warning,) = warned(model)
-    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
-    assert warning.seen == f"NaN or infinity in 1.{name}"
-
-
-def test_buffers_that_are_not_finite_are_named_and_masks_are_not() -> None:
-    norm = nn.BatchNorm1d(32)
-    norm.num_batches_tracked.fill_(1000)
-    norm.running_var[3] = torch.inf
-    model = nn.Sequential(healthy(), norm)
-    assert only(model).seen == "NaN or infinity in 1.running_var"
-    norm.running_var[3] = 1.0
-    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    assert warned(model) == ()
-
-
-def test_points_that_overflow_are_found_at_their_layer() -> None:
-    model = cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5)
-    (warning,) = warned(model)
-    assert (warning.kind, warning.paths) == ("non-finite", ("10",))
-    assert warning.seen == "NaN or infinity behind this Scale"
-
-
-def test_a_dead_stage_and_dead_channels() -> None:
-    torch.manual_seed(0)
-    conv = cl.Conv2d(2, 8, 3, bias=True)
-    model = cl.ConformalLayers(conv, nn.ReLU(), cl.Conv2d(8, 4, 3), offset=0.5, unit="rms")
-    assert warned(model) == ()
-    with torch.no_grad():
-        conv.bias[:3] = -100.0
-    warning = only(model)
-    assert (warning.kind, warning.paths) == ("dead", ("1",))
-    assert "3 of 8 channels" in warning.seen
-    with torch.no_grad():
-        conv.bias[:] = -100.0
-    dead = next(warning for warning in warned(model) if warning.kind == "dead")
-    assert "no gradient reaches" in dead.why
-
-
-def trained_norm(**buffers: float) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(8)
-    norm.num_batches_tracked.fill_(1000)
-    for name, value in buffers.items():
-        getattr(norm, name).fill_(value)
-    return norm
