@@ -6,8 +6,8 @@ from conformallayers.recipe.c.text import comment, functions, helpers, indented
 
 
 def test_a_program_gets_what_it_calls() -> None:
-    text = functions("band(w, x, 2, 3, 4); sqrt(2); own_call();")
-    assert text.index("static float dot(") < text.index("static double band(")
+    text = functions("times_runs(w, runs, places, x, b, y, 3); sqrt(2); own_call();")
+    assert text.index("static float dot(") < text.index("static void times_runs(")
     assert text.count("static ") == 2
     assert functions("sqrt(2)") == ""
 

@@ -1,4 +1,4 @@
-"""The constants of a C program: arrays and numbers, exactly."""
+"""The constants of a C program: arrays, and matrices of which only nonzero stretches are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "uint8_t": 1, "int32_t": 4}
+ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "uint8_t": 1, "uint16_t": 2, "int32_t": 4}
 _WIDTH = 94  # of lines without their margin
 
 QUAD = """/* Four weights: sxtb16 widens the first and the third byte of a word, then the others. */
@@ -69,3 +69,24 @@ def number(value: float, ctype: str = "double") -> str:
 def as_type(values: Array, ctype: str) -> Array:
     """Return values in the dtype of a type in C."""
     return values.astype({"float": np.float32, "double": np.float64}.get(ctype, np.int64))
+
+
+def runs_of(matrix: Array) -> tuple[Array, Array, Array] | None:
+    """Return the nonzero stretches of all rows, or None if they take more memory than the matrix.
+
+    Returns:
+        Their entries in one array, the number of stretches of each row, and start and length of each.
+    """
+    entries, counts, runs = [np.zeros(0)], [], []
+    for row in matrix:
+        places = np.flatnonzero(row)
+        # One zero between two entries costs no more than a new run.
+        stretches = np.split(places, np.flatnonzero(np.diff(places) > 2) + 1) if len(places) else []
+        entries += [row[one[0] : one[-1] + 1] for one in stretches]
+        counts.append(len(stretches))
+        runs += [(one[0], one[-1] + 1 - one[0]) for one in stretches]
+    values = np.concatenate(entries)
+    taken = 4 * len(values) + 4 * len(runs) + 2 * len(counts)
+    if taken >= 4 * matrix.size or matrix.shape[1] >= 2**16:
+        return None
+    return values, np.array(counts), np.array(runs, int).reshape(-1)

@@ -16,7 +16,7 @@ from .. import places
 from .. import point_operations as point
 from ..operation import Operation, Shape
 from ..places import Array
-from .constants import number
+from .constants import number, runs_of
 from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
 from .program import Program
 from .shapes import WRITE, dense, first, in_work, last, like
@@ -82,17 +82,31 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
     else:
         weight = weight[:, program.in_memory(x, np.arange(columns)).ravel()]
     b = program.array(f"{y}_bias", bias)
-    program.multiply_adds += rows * columns * count
-    if columns > layer.LONG_ROW:
-        ends = f"{program.array(op.weight, weight)}, {program.read(x)}, {b}, {program.write(y)}"
-        program.emit(f"times({ends}, {rows}, {columns}, {count});")
+    if (count == 1 and runs_of(weight) is not None) or columns > layer.LONG_ROW:
+        multiply(program, op.weight, weight, (program.read(x), b, program.write(y)), count)
         return
+    program.multiply_adds += rows * columns * count
     y, epilogue = _chain(program, y, last=False)
     axes = _ONE, _ONE, (count, count, 1, 1, 0, 1)
     windows = Windows(axes, columns, columns, 1, rows, (0, 0, rows))
     title = f"product with a matrix ({rows}, {columns})" + f" of {count} rows" * (count > 1)
     places_in_c = program.read(x), b, y, 0
     _emit_conv(program, windows, weight[None], op.weight, places_in_c, epilogue, title)
+
+
+def multiply(
+    program: Program, name: str, weight: Array, ends: tuple[str, str, str], count: int = 1
+) -> None:
+    """Append a product row by row, of nonzero stretches where these are shorter: from, bias, to."""
+    x, b, y = ends
+    runs = runs_of(weight) if count == 1 else None
+    program.multiply_adds += len(runs[0]) if runs else weight.size * count
+    w = program.array(name, runs[0] if runs else weight)
+    if runs:
+        counts, pairs = (program.array(f"{name}_runs", one, "uint16_t") for one in runs[1:])
+        program.emit(f"times_runs({w}, {counts}, {pairs}, {x}, {b}, {y}, {len(weight)});")
+    else:
+        program.emit(f"times({w}, {x}, {b}, {y}, {', '.join(map(str, weight.shape))}, {count});")
 
 
 @WRITE.runs(layer.Conv)

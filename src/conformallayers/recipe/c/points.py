@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...nn.formula import FUNCTIONS, OPERATORS, Formula
 from .. import point_operations as point
 from .constants import number
-from .layers import factor_text, scale
+from .layers import factor_text, multiply, scale
 from .program import Program
 from .shapes import WRITE, dense, first
 
@@ -39,15 +41,17 @@ def _sum_squares(op: point.SumSquares, program: Program) -> None:
 
 @WRITE.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, program: Program) -> None:
-    x, (n,) = first(program, op.inputs[0]), op.outputs
-    band, last = (program.constant(name).swapaxes(-1, -2) for name in (op.band, op.last))
-    program.multiply_adds += band.size + last.size
-    squares = []
-    for start, rows, name in ((0, band, op.band), (len(band) * op.size, last[None], op.last)):
-        if rows.size:
-            ends = f"{program.array(name, rows)}, {program.read(x, start)}"
-            squares.append(f"band({ends}, {', '.join(map(str, rows.shape))})")
-    program.define(n, f"{number(op.weight)} * ({' + '.join(squares)})")
+    """Append the product with the band as one matrix, and the energy of that."""
+    x, (n,), (size, width) = first(program, op.inputs[0]), op.outputs, (op.size, op.width)
+    total = program.count(x)
+    band = np.zeros((total, total))
+    for start, block in zip(range(0, total, size), program.constant(op.band), strict=False):
+        band[start : start + (width + 1) * size, start : start + size] += block
+    rest = total - width * size
+    band[rest:, rest:] += program.constant(op.last)
+    image, bias = program.temporary(x), program.array(f"{n}_bias", np.zeros(total))
+    multiply(program, op.band, band.T, (program.read(x), bias, program.write(image)))
+    program.define(n, f"{number(op.weight)} * {_squares(program, image)}")
 
 
 @WRITE.runs(point.Rescale)

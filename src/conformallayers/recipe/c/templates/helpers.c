@@ -75,18 +75,20 @@ static void times(const float *w, const float *x, const float *b, float *y, int3
             y[r] = dot(w + r * columns, x, columns) + b[r];
 }
 
-//: band
-/* The squared norm of a product with a band: rows of a block meet entries from its start on. */
-static double band(const float *w, const float *x, int32_t blocks, int32_t rows, int32_t columns)
+//: times_runs
+/* y = W x + b for the runs of W that are not zero: how many a row has, start and length of each. */
+static void times_runs(const float *w, const uint16_t *runs, const uint16_t *places,
+                       const float *x, const float *b, float *y, int32_t rows)
 {
-    double total = 0;
-    int32_t i, k;
-    for (i = 0; i < blocks; i++, x += rows)
-        for (k = 0; k < rows; k++, w += columns) {
-            const double v = (double)dot(w, x, columns);
-            total += v * v;
+    int32_t r, k;
+    for (r = 0; r < rows; r++) {
+        float total = b[r];
+        for (k = 0; k < runs[r]; k++, places += 2) {
+            total += dot(w, x + places[0], places[1]);
+            w += places[1];
         }
-    return total;
+        y[r] = total;
+    }
 }
 
 //: pool
