@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conformallayers.lab.data.pictures import find_pictures, is_pictures, parse_size
+from conformallayers.lab.data.pictures import find_pictures, is_pictures
 from picture_folders import make_folder
 from support import assert_says
 
@@ -117,20 +117,6 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
         "gone.png (a link",
     )
     assert_says(lambda: found.read(SHAPE), *parts, r"new\nline.png")
-
-
-def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, {"cat": 3, "dog": 3})
-    (folder / "cat" / "loop").symlink_to(folder / "cat")
-    (folder / "cat" / "more").mkdir()
-    Image.new("L", (4, 4)).save(folder / "cat" / "more" / "deep.JPEG")
-    found = find_pictures(folder)
-    assert len(found.train) + len(found.test) == 7
-
-
-@pytest.mark.parametrize("text", ["0", "2000", "12x"])
-def test_wrong_size_is_refused(text: str) -> None:
-    assert_says(lambda: parse_size(text), "train --size: expected N or HEIGHTxWIDTH")
 
 
 def test_known_names_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from conformallayers.errors import ignored_warnings
 from conformallayers.lab.experiments import bench
 from conformallayers.lab.experiments.bench import (
     Subject,
-    deployed_relu,
     multiply_adds,
     relu_engines,
     run_bench,
@@ -26,7 +25,6 @@ from conformallayers.lab.experiments.bench import (
 )
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.options import BenchOptions
-from oracle import randomise, relative_error
 from support import run_command
 
 
@@ -114,22 +112,6 @@ def test_a_plain_network_runs_in_onnx_runtime() -> None:
     assert notes == {}
     result: Any = engines["onnx"]()
     torch.testing.assert_close(torch.from_numpy(result), model(x).detach())
-
-
-PLAIN: dict[str, dict[str, Any]] = {
-    "LeNet": {},
-    "MLP": {},
-    "ResNet8": {},
-    "StageReLUNet": {"preset": "base", "pool": "max"},
-}
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_deployed_networks_equal_their_layers(name: str) -> None:
-    model = randomise(getattr(cl.networks, name)(**PLAIN[name]), 1).double().eval()
-    x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
-    with torch.no_grad():
-        assert relative_error(deployed_relu(model)(x), model(x)) < 1e-12
 
 
 def test_costs_are_those_that_were_written_down() -> None:

@@ -24,7 +24,6 @@ from conformallayers.lab.experiments.robustness import (
     cells,
     corrupted,
     run_robustness,
-    scaled,
 )
 from conformallayers.lab.options import RobustnessOptions
 from conformallayers.lab.training.train import train
@@ -137,11 +136,6 @@ def test_contrast_moves_an_image_towards_its_own_mean_colour() -> None:
         expected = means + contrast * (images - means)
         found = corrupted(images, "contrast", strength).double()
         assert (found - expected).abs().max() <= 1  # the package rounds down to bytes
-
-
-def test_scaling_moves_an_image_towards_the_mean_image() -> None:
-    mean, x = torch.rand(3, 4, 4), torch.rand(2, 3, 4, 4)
-    assert torch.allclose(scaled(x, mean, 1) - mean, 0.4 * (x - mean), atol=1e-6)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
 from conformallayers.lab.experiments.records import Row
-from conformallayers.lab.experiments.sweep import fitting_space, parse_space, run_sweep
+from conformallayers.lab.experiments.sweep import parse_space, run_sweep
 from conformallayers.lab.options import SweepOptions
 from conformallayers.lab.training.config import make_config
 
@@ -152,16 +152,6 @@ def test_loss_that_is_no_number_prunes_the_trial(
 
 
 CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
-
-
-def test_space_fits_the_training_images() -> None:
-    for dataset, images in (("mnist", 54000), ("mnist", 4095), ("digits", 1212), ("digits", 3)):
-        space: Any = fitting_space(dataset, images, 20)
-        sizes, rates, is_paper = space["batch_size"], space["learning_rate"], images > 50_000
-        assert sizes.low <= sizes.high <= images
-        assert rates.log != is_paper
-        assert ((sizes.low, sizes.high) == paper.BATCH_SIZES) == is_paper
-        assert space["epochs"] == IntDistribution(10, 20)
 
 
 def test_own_space_has_the_types_of_the_options() -> None:

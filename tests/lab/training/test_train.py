@@ -60,13 +60,6 @@ def test_folder_holds_config_metrics_checkpoint_and_result(finished: Any) -> Non
         assert words[words.index(flag) + 1] == value
 
 
-def test_torch_is_left_as_it_was(small: Dataset, tmp_path: Path) -> None:
-    before = torch.get_rng_state(), torch.get_num_threads()
-    train("LeNet", small, out=tmp_path / "a", console=QUIET, epochs=1, threads=2)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert torch.get_num_threads() == before[1]
-
-
 def printed(tmp_path: Path, network: str, small: Dataset, **options: Any) -> list[str]:
     """Train without a terminal; return the lines that a health check has printed."""
     console = Console(file=io.StringIO(), width=60)
