@@ -71,7 +71,7 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["train", "LeNet", "digits", "--lr", "1"], 'option --lr. Did you mean "--learning-rate"?'),
         (["train", "LeNet", "digits", "--epoch=1"], 'option --epoch. Did you mean "--epochs"?'),
         (["report", "--zzz"], "unknown option --zzz.\n"),
-        (["zoo", "list"], 'unexpected "list" behind conformallayers zoo. See conformallayers zoo --help.'),
+        (["zoo", "list"], 'unexpected "list" after conformallayers zoo. See conformallayers zoo --help.'),
         (["bench", "lenet"], 'got \'lenet\'. Name a network; --depths adds depths of DkNet. Did you'),
         (["sweep", "Lenet", "digits"], "conformallayers: network: expected one of MLP, "),
         (["report", "nope"], "report RUN: expected the folder of a finished run, got nope without"),

@@ -114,9 +114,12 @@ def test_wrong_options_are_refused(
         (("fold", folder, "--strategy", "magic"), "got 'magic'"),
         (("fold", folder, "--shape", "1,64,64"), "with sides of at most 32"),
         (("fold", folder, "--shape", "1,x"), "expected sizes with commas, got '1,x'"),
-        (("fold", path, "--strategy", "layers"), "A fold cannot be folded again"),
+        (("fold", path, "--strategy", "layers"), "It is folded already: leave --shape"),
         (("export", path, "--format", "tflite"), '"tflite"'),
-        (("export", path, "--format", "c", "--shape", "3,8,8"), "A fold cannot be folded again"),
+        (
+            ("export", path, "--format", "c", "--shape", "3,8,8"),
+            "It is folded already: leave --shape",
+        ),
     ):
         assert run_command(*words, "--out", out) == 1
         assert message in capsys.readouterr().err

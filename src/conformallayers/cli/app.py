@@ -70,7 +70,7 @@ def _usage_error(error: "CycloptsError") -> str:
     if isinstance(error, UnusedCliTokensError):
         command = " ".join(["conformallayers", *(error.command_chain or ())])
         unused = " ".join(error.unused_tokens or ())
-        return f'unexpected "{unused}" behind {command}. See {command} --help.'
+        return f'unexpected "{unused}" after {command}. See {command} --help.'
     if not isinstance(error, UnknownOptionError):
         return " ".join(str(error).split())
     option = (error.token.keyword or error.token.value).partition("=")[0]

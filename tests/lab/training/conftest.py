@@ -6,22 +6,16 @@ from typing import Any
 
 import pytest
 
-from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training.train import train
+from runs import few_digits
 from training import QUIET
 
 
 @pytest.fixture(scope="session")
 def small() -> Dataset:
     """The first few digits, under the name that finds all of them."""
-    full = load("digits")
-    return Dataset(
-        "digits",
-        full.train_images[:200],
-        full.train_labels[:200],
-        full.test_images[:50],
-        full.test_labels[:50],
-    )
+    return few_digits()
 
 
 @pytest.fixture(scope="session")

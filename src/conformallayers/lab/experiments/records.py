@@ -31,20 +31,17 @@ _FOLDERS = ("out", "data_root")  # options that no record names
 
 def provenance(command: str, before: Mapping[str, Any] | None = None) -> Row:
     """Return the command, the commit and the machine; those of a resumed record come first."""
-    machine = {
+    found: Row = {"command": command, "commit": commit() or "unknown"}
+    for key, separator in (("command", " && "), ("commit", ", ")):
+        earlier = (before or found).get(key, found[key]).split(separator)
+        found[key] = separator.join(dict.fromkeys([*earlier, found[key]]))
+    found["machine"] = {
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    found: Row = {"machine": machine}
-    for key, text, separator in (
-        ("command", command, " && "),
-        ("commit", commit() or "unknown", ", "),
-    ):
-        earlier = ((before or {}).get(key) or text).split(separator)
-        found[key] = separator.join(dict.fromkeys([*earlier, text]))
     return found
 
 

@@ -7,7 +7,6 @@ import csv
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 from ... import __version__
 from ...errors import refusal
@@ -101,31 +100,21 @@ def _csv_table(path: Path) -> Iterator[Table]:
 # -- all results ------------------------------------------------------------------------------------
 
 
-class _Section(NamedTuple):
-    """The command that makes a record, a heading, its path below the results, and its table."""
-
-    command: str
-    heading: str
-    path: str
-    cells: Callable[[list[Row]], Cells]
-
-
-_SECTIONS = (
-    _Section("experiment 1", "Accuracy: Tables I and II", "accuracy/accuracy.json", accuracy.cells),
-    _Section("experiment 3", "Time against depth", "experiment3/times.json", depth.cells),
-    _Section("experiment 4", "Time and memory", "experiment4/batches.json", batchsize.cells),
-    _Section(
-        *("experiment 4 --memory 4GiB", "Largest batches", "experiment4/limits.json"),
-        batchsize.limit_cells,
+# Headings: the command that makes a record, its path below the results, and its table.
+_SECTIONS: dict[str, tuple[str, str, Callable[[list[Row]], Cells]]] = {
+    "Accuracy: Tables I and II": ("experiment 1", "accuracy/accuracy.json", accuracy.cells),
+    "Time against depth": ("experiment 3", "experiment3/times.json", depth.cells),
+    "Time and memory": ("experiment 4", "experiment4/batches.json", batchsize.cells),
+    "Largest batches": (
+        *("experiment 4 --memory 4GiB", "experiment4/limits.json", batchsize.limit_cells),
     ),
-    _Section("experiment 5", "Accuracy against cost", "experiment5/cifar10.json", cost.cells),
-    _Section(
-        *("experiment 5 --measure", "Times in ONNX Runtime", "experiment5/cifar10-times.json"),
-        cost.time_cells,
+    "Accuracy against cost": ("experiment 5", "experiment5/cifar10.json", cost.cells),
+    "Times in ONNX Runtime": (
+        *("experiment 5 --measure", "experiment5/cifar10-times.json", cost.time_cells),
     ),
-    _Section("experiment 6", "Corrupted images", "experiment6/cifar10.json", robustness.cells),
-    _Section("bench", "Against other engines", "benchmarks/bench.json", bench.cells),
-)
+    "Corrupted images": ("experiment 6", "experiment6/cifar10.json", robustness.cells),
+    "Against other engines": ("bench", "benchmarks/bench.json", bench.cells),
+}
 
 
 def write_report(results: Path = Path("results"), out: Path | None = None) -> Path:
@@ -133,22 +122,24 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
     if not results.is_dir():
         remedy = "Run an experiment first, or give the folder that it wrote."
         raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)
-    sections = {f"{one.heading}: {one.command}": _measured(results, one) for one in _SECTIONS}
+    sections = {
+        f"{heading}: {row[0]}": _measured(results, *row) for heading, row in _SECTIONS.items()
+    }
     sections["Hyperparameters: the sweep"] = list(_studies(results))
     title = "ConformalLayers: measured beside the paper"
     return write_page(out or results / "report.html", title, sections)
 
 
-def _measured(results: Path, section: _Section) -> list[Block]:
-    """Return figure, table and source of a record; without it the command that measures it."""
-    path = results / section.path
-    if not path.exists():
-        return [f"Not measured yet: conformallayers {section.command}"]
-    record = read_record(path, "report")
-    blocks: list[Block] = [path.with_suffix(".png"), Table(*section.cells(record["rows"]))]
-    if section.command in paper.CLAIMS:
-        blocks.insert(0, f"The paper: {paper.CLAIMS[section.command]}")
-    return [*blocks, _source(record)]
+def _measured(
+    results: Path, command: str, path: str, cells: Callable[[list[Row]], Cells]
+) -> list[Block]:
+    """Return claim, figure, table and source of a record; without it the command that measures it."""
+    if not (results / path).exists():
+        return [f"Not measured yet: conformallayers {command}"]
+    record = read_record(results / path, "report")
+    claims = [f"The paper: {paper.CLAIMS[command]}"] if command in paper.CLAIMS else []
+    figure, table = (results / path).with_suffix(".png"), Table(*cells(record["rows"]))
+    return [*claims, figure, table, _source(record)]
 
 
 def _studies(results: Path) -> Iterator[Block]:

@@ -56,8 +56,8 @@ class Loaded:
 
         if isinstance(self.module, Folded):
             if shape is not None or options:
-                got, remedy = f"the fold {self.path}", "A fold cannot be folded again."
-                raise refusal(command, "a training run for these options", got, remedy)
+                remedy = "It is folded already: leave --shape, --strategy and --dtype out."
+                raise refusal(command, "a training run", f"the fold {self.path}", remedy)
             return self.module
         if self.config is None and shape is None:
             expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
