@@ -23,7 +23,7 @@ from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate, run_folder
 from conformallayers.lab.training.config import make_config
 from conformallayers.lab.training.saved_models import CHECKPOINT, load_model
-from conformallayers.lab.training.train import Stopped, train
+from conformallayers.lab.training.train import train
 from support import run_command, stops_after
 from training import QUIET, assert_same_weights, source_environment
 
@@ -209,7 +209,7 @@ def test_every_optimiser_resumes(
     train("LeNetCL", small, out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "save_checkpoint", stops_after(2, run_folder.save_checkpoint))
-        with pytest.raises(Stopped, match=r"To go on: .* --resume"):
+        with pytest.raises(KeyboardInterrupt, match=r"To go on: .* --resume"):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
     assert_same_weights(tmp_path / "whole", tmp_path / "broken")

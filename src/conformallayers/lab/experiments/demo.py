@@ -25,7 +25,7 @@ from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, load
 from ..measure import interleave
 from ..report import figures
-from ..training.evaluate import accuracy
+from ..training.evaluate import all_scores, share_correct
 from .records import Row
 
 SHAPE = SHAPES[DIGITS]
@@ -80,21 +80,24 @@ def train(model: nn.Module, data: Dataset, epochs: int) -> Iterator[Row]:
             optimiser.step()
             schedule.step()
             total += float(loss.detach()) * len(rows)
-        share = accuracy(model.eval(), data.test_images, data.test_labels, shape=SHAPE)
         row = {"epoch": epoch + 1, "loss": total / len(images), "learning_rate": rate}
-        yield {**row, "test_accuracy": share}
+        yield {**row, "test_accuracy": accuracy(model.eval(), data)}
+
+
+def accuracy(model: nn.Module, data: Dataset) -> float:
+    """Return the share of test images that a network classifies correctly."""
+    return share_correct(all_scores(model, data.test_images, shape=SHAPE), data.test_labels)
 
 
 def compare(model: nn.Module, folded: cl.Folded, data: Dataset) -> Row:
     """Run a network as it was trained and folded on the test images; return accuracies, times and difference."""
-    test = data.test_images, data.test_labels
     x = as_input(data.test_images, shape=SHAPE)
     paths = {"trained": model, "folded": folded}
     with torch.inference_mode(), cl.layer_by_layer():
         calls = {name: partial(path, x[:_TIMED]) for name, path in paths.items()}
         times = interleave(calls, _EXECUTIONS, pause=0.0)
         return {
-            "accuracy": {name: accuracy(path, *test, shape=SHAPE) for name, path in paths.items()},
+            "accuracy": {name: accuracy(path, data) for name, path in paths.items()},
             "microseconds": {name: 1e3 * t["median"] / _TIMED for name, t in times.items()},
             "difference": cl.testing.relative_error(folded(x), model(x)),
         }

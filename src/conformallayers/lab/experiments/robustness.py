@@ -25,7 +25,7 @@ from ..data.batches import as_input, derive_seed
 from ..data.datasets import load
 from ..options import RobustnessOptions
 from ..report import figures
-from ..training.evaluate import accuracy
+from ..training.evaluate import all_scores, share_correct
 from .cost import load_runs
 from .records import Cells, Records, Row, grouped
 
@@ -69,7 +69,7 @@ def run_robustness(options: RobustnessOptions) -> Row:
         row = {"corruption": kind, "strength": strength, "name": name}
         if kind == SCALED:
             return {**row, **_measure_scaled(model, x, labels, strength)}
-        return {**row, "accuracy": accuracy(model, x, labels)}
+        return {**row, "accuracy": share_correct(all_scores(model, x), labels)}
 
     with torch_settings(options.threads), records:
         for kind, strength in [(CLEAN, 0), *product(kinds, options.strengths)]:
@@ -89,7 +89,8 @@ def _measure_scaled(model: nn.Module, images: Tensor, labels: Tensor, strength: 
     with torch.inference_mode():
         x = as_input(images[:_COMPARED])
         change = relative_error(run(x), model(x))
-    return {"change_of_scores": change, "accuracy": accuracy(run, images, labels)}
+    share = share_correct(all_scores(run, images), labels)
+    return {"change_of_scores": change, "accuracy": share}
 
 
 def cells(rows: Sequence[Row]) -> Cells:

@@ -46,17 +46,6 @@ def share_correct(scores: Tensor, labels: Tensor) -> float:
     return int((scores.argmax(1) == labels).sum()) / len(labels)
 
 
-def accuracy(
-    model: Callable[[Tensor], Tensor],
-    images: Tensor,
-    labels: Tensor,
-    device: str = "cpu",
-    shape: tuple[int, ...] = IMAGE_SHAPE,
-) -> float:
-    """Return the share of correctly classified images; arguments as in :func:`all_scores`."""
-    return share_correct(all_scores(model, images, device, shape), labels)
-
-
 def accuracy_by_path(
     model: nn.Module, data: Dataset, shape: tuple[int, ...], device: str = "cpu"
 ) -> tuple[dict[str, Any], Tensor]:
@@ -110,7 +99,8 @@ def evaluate(
 def fold_accuracy(folded: Folded, dataset: Dataset) -> float:
     """Return the share of test images that a fold classifies correctly."""
     run = lambda x: folded(x.to(folded.dtype))  # noqa: E731
-    return accuracy(run, dataset.test_images, dataset.test_labels, shape=folded.input_shape)
+    scores = all_scores(run, dataset.test_images, shape=folded.input_shape)
+    return share_correct(scores, dataset.test_labels)
 
 
 def quantize_fold(

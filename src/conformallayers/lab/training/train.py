@@ -32,7 +32,7 @@ from ..data.datasets import Dataset
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
-from .evaluate import accuracy, accuracy_by_path
+from .evaluate import accuracy_by_path, all_scores, share_correct
 from .own_networks import absolute, check_outputs, source_hash
 from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
@@ -40,10 +40,6 @@ from .saved_models import CHECKPOINT
 TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"  # names of figures
 _DIAGNOSED = 32  # training images that a health check looks at
 _PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
-
-
-class Stopped(KeyboardInterrupt):
-    """Raised when a run is interrupted; its message has the command that resumes it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def _resumable(run: _Run) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         done = f"Interrupted after epoch {len(run.history)} of {run.config.epochs}."
-        raise Stopped(f"{done} To go on: {run.command} --resume") from stop
+        raise KeyboardInterrupt(f"{done} To go on: {run.command} --resume") from stop
 
 
 def epoch_rows(
@@ -281,9 +277,9 @@ class _Run:
         if self.held_out is not None:
             self.model.eval()
             with layer_by_layer():
-                held_out = self.held_out.test_images, self.held_out.test_labels
                 how = config.device, config.input_shape
-                row["validation_accuracy"] = accuracy(self.model, *held_out, *how)
+                scores = all_scores(self.model, self.held_out.test_images, *how)
+            row["validation_accuracy"] = share_correct(scores, self.held_out.test_labels)
         return {**row, "learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
