@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -14,6 +15,8 @@ from conformallayers.folding import fold
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe.torch.module import RecipeModule
 
+# Training would keep freed memory in a process that runs other tests as well; this is glibc's default.
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "131072")
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
 torch.set_num_threads(1)
 

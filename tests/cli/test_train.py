@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab import measure as memory
 from picture_folders import NETWORK, make_folder, make_network
 from support import run_command
 
@@ -26,7 +25,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_network(root / "net.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        patch.setattr(memory, "keep_freed_memory", lambda: False)
         assert (
             run_command("train", "net.py:Tiny", "pets", *OPTIONS, "--epochs", "2", "--centre") == 0
         )
@@ -36,7 +34,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
     return "runs/Tiny-pets-seed0"
 
 

@@ -73,11 +73,7 @@ def _add_experiment(number: int, module: str, kind: Any, help: str) -> None:
     """Add the command of an experiment, whose module is imported when it runs."""
 
     def command(*, options: Flat[kind] = kind()) -> None:
-        from ..lab.measure import keep_freed_memory
-
         run: Any = import_module(f"conformallayers.lab.experiments.{module}")
-        if number in (1, 2, 5):  # which train
-            keep_freed_memory()
         getattr(run, f"run_{module}")(*([number] if number < 3 else []), options)
 
     experiment.command(command, name=str(number), help=help)
@@ -95,9 +91,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
         dataset: mnist, fashion-mnist, cifar10, digits, or a folder with a sub-folder a class.
     """
     from ..lab.experiments.sweep import run_sweep
-    from ..lab.measure import keep_freed_memory
 
-    keep_freed_memory()
     best = run_sweep(network, dataset, options)["best"]
     if best is None:
         print("No trial is complete: ask for more with --trials.")

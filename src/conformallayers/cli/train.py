@@ -40,10 +40,8 @@ def train(
         resume: Continue the run in that folder.
         figures: Draw curves, confusion matrix and worst mistakes of the test images into the folder.
     """
-    from ..lab.measure import keep_freed_memory
     from ..lab.training.train import train as run_training
 
-    keep_freed_memory()
     places = {"out": out, "resume": resume, "figures": figures, "warn": True, **vars(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints

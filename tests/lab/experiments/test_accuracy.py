@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 import conformallayers as cl
-from conformallayers.lab import measure as memory
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.experiments.accuracy import cells, run_accuracy, select_cells
@@ -82,7 +81,6 @@ def test_command_of_a_row_gives_the_same_cell(
     assert words[:4] == ["conformallayers", "train", "LeNetCL", "mnist"]
     assert str(data_root) not in words
     monkeypatch.setenv("CONFORMALLAYERS_DATA", str(data_root))
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
     assert run_command(*words[1:], "--out", "other") == 0
     assert json.loads(Path("other/result.json").read_text())["accuracy"] == row["accuracy"]
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 import conformallayers as cl
 from conformallayers.cli import app as cli
-from conformallayers.lab import measure as memory
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
@@ -62,7 +61,6 @@ def test_given_options_beat_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
         assert differing == {name}
         words = shlex.split(config.command({}))
         options: dict[str, Any] = {}
-        monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
         with monkeypatch.context() as patch:
             patch.setattr(TRAINING, "train", options_of(options))
             with pytest.raises(KeyboardInterrupt):

@@ -29,6 +29,7 @@ from ..checks import torch_settings
 from ..data import datasets
 from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.datasets import Dataset
+from ..measure import keep_freed_memory
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
@@ -184,6 +185,7 @@ class _Run:
         ranks: Ranks | None = None,
     ) -> None:
         ranks = ranks or Ranks()
+        keep_freed_memory()
         torch.manual_seed(config.seed)
         self.config, self.folder, self.command = config, folder, command
         self.held_out, self.ranks = held_out, ranks
