@@ -43,7 +43,17 @@ def dynamo() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.parametrize("build", [lambda: circular_net("learned"), lambda: net("stages")[0]])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: circular_net("learned"),
+        lambda: net("stages")[0],
+        lambda: cl.ConformalLayers(
+            *(nn.Upsample(scale_factor=1.5, mode="bilinear"), cl.Conv2d(2, 3, 3), cl.ReSPro()),
+            *(cl.AvgPool2d(2), nn.LPPool2d(2, 2)),
+        ),
+    ],
+)
 def test_compiled_training_with_gradients(build: Callable[[], nn.Module]) -> None:
     model = build()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -165,10 +165,16 @@ def repeat_bound(module: Any, shape: Shape) -> float:
 
 
 def upsample_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.Upsample`` by the column sums of its matrix, whose rows have the sum 1."""
-    size, scale = module.size, module.scale_factor
+    """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
+    factor = repeated_pixels(module, shape)
+    if factor is not None:
+        return factor
+    size, scale = (
+        None if value is None else per_axis(value, len(shape) - 1)
+        for value in (module.size, module.scale_factor)
+    )
     options = module.mode, module.align_corners, module.recompute_scale_factor
-    return repeated_pixels(module, shape) or _interpolation_bound(shape[1:], size, scale, *options)
+    return math.sqrt(math.prod(_interpolation_sums(shape[1:], size, scale, *options)))
 
 
 def repeated_pixels(module: Any, shape: Shape) -> float | None:
@@ -179,11 +185,22 @@ def repeated_pixels(module: Any, shape: Shape) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _interpolation_bound(spatial: Shape, *options: Any) -> float:
-    with torch.inference_mode(False), torch.enable_grad():
-        ones = torch.ones(1, 1, *spatial, dtype=torch.float64, requires_grad=True)
-        (columns,) = torch.autograd.grad(nn.Upsample(*options)(ones).sum(), ones)
-    return math.sqrt(float(columns.max()))
+def _interpolation_sums(
+    spatial: Shape, size: Shape | None, scale: tuple[float, ...] | None, *options: Any
+) -> list[float]:
+    """Return the largest column sum of a linear interpolation along each axis; rows have the sum 1."""
+    layer, products = nn.Upsample(size, scale, *options), []
+    for axis, n in enumerate(spatial):
+        # The image of 0, 1, 2, … gives the place of each row, and so its two weights.
+        ramp = torch.arange(n, dtype=torch.float64).view(n, *[1] * (len(spatial) - axis - 1))
+        image: Tensor = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
+        place = image.reshape(-1, image.shape[-1])[0]
+        low = place.floor()
+        columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
+        columns.index_add_(0, low.long(), 1 - (place - low))
+        columns.index_add_(0, low.long() + 1, place - low)
+        products.append(float(columns.max()))
+    return products
 
 
 def gain_bound(module: Any, shape: Shape) -> Scalar:
