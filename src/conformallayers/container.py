@@ -16,7 +16,7 @@ from .folding.fold import fold_layers
 from .folding.plan import EVAL_EFFORT, Settings
 from .functional import transformed
 from .graph.trace import trace_layers
-from .nn.container import ConformalSequential
+from .nn.sequential import ConformalSequential
 from .recipe.torch.module import RecipeModule
 
 _LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)

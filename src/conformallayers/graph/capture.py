@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
-from ..nn.container import ConformalSequential
 from ..nn.functions import Batch, Chain, call_text, modules_of
 from ..nn.layers import Channels
 from ..nn.registry import shape_after
+from ..nn.sequential import ConformalSequential
 from ..utils.axes import per_axis
 from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Graph, Node, kind_of

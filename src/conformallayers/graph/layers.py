@@ -10,7 +10,6 @@ from ..errors import ConformalError, first_line, refusal_at, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite, Flow, Join
-from ..nn.container import ConformalSequential
 from ..nn.registry import (
     branches,
     check_input,
@@ -19,6 +18,7 @@ from ..nn.registry import (
     shape_after,
     spec_of,
 )
+from ..nn.sequential import ConformalSequential
 from .freeze import freeze
 from .graph import INPUT, Embed, Graph, Leave, Node, kind_of
 

@@ -14,9 +14,9 @@ from ..errors import cause_line, refusal
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
-from ..nn.container import ConformalSequential
 from ..nn.layers import Centre
 from ..nn.registry import find_spec
+from ..nn.sequential import ConformalSequential
 from .graph import INPUT
 from .layers import NodeList
 

@@ -14,8 +14,8 @@ from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join, joined_bound
-from ..nn.container import ConformalSequential
 from ..nn.registry import is_homogeneous, spec_of
+from ..nn.sequential import ConformalSequential
 from ..utils.text import Block, Printed, Table
 from .capture import capture
 from .freeze import frozen_wide

@@ -9,9 +9,9 @@ from torch import fx, nn
 from ..errors import cause_line, refusal
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
-from .container import ConformalSequential
 from .functions import Batch, Values, call_text, modules_of
 from .registry import find_spec
+from .sequential import ConformalSequential
 
 T = TypeVar("T")
 _Step = tuple[str, list[str], str | Join | nn.Module]
