@@ -222,7 +222,7 @@ def test_attention_and_gates_are_refused() -> None:
 
 def test_what_a_model_must_be() -> None:
     model = vgg()
-    assert_says(lambda: cl.convert(SHAPE, model), "convert(model)", "an nn.Module", "tuple")
+    assert_says(lambda: cl.convert(SHAPE, SHAPE), "convert(model)", "an nn.Module", "tuple")
     for shape in ((1, *SHAPE), (3, 8), (4, 8, 8)):
         assert_says(
             lambda shape=shape: cl.convert(model, shape),

@@ -106,18 +106,16 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         5     Flatten    kept in the head    behind the division
         6     Linear     kept in the head    behind the division
     """
-    if not isinstance(model, nn.Module):
-        raise refusal("convert(model)", "an nn.Module", type(model).__name__, "Pass the model.")
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
-    if any(isinstance(module, ConformalLayers) for module in model.modules()):
-        remedy = "Convert the plain part alone, or train it as it is."
-        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
-    if any(map(is_lazy, model.parameters())):
+    if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
         remedy = "Run it once on a batch: model(x)."
         raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
     with torch.inference_mode(False):  # parameters made in it cannot be trained
         graph = capture(model, shape, where="convert")
+        if graph.parts:
+            remedy = "Convert the plain part alone, or train it as it is."
+            raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
         return _Twin(where, model, graph, keep).build()
 
 

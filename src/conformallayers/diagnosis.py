@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .container import ConformalLayers
 from .errors import ignored_warnings, refusal, shape_text
 from .functional import norm, norm_unit, scale_samples
 from .graph.capture import capture
@@ -205,39 +204,30 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
         1 warning on 2 samples
         1: adds 0.005 % of t: alpha 100, points of length 0.707; it does no more than multiply all points by one number. Set alpha to about 0.71, the root mean square that arrives: docs/training.md.
     """
-    _check(model, x)
-    broken = tuple(_non_finite(model))
-    if broken:  # nothing that depends on them can be measured
-        return Diagnosis(len(x), (), (_of_tensors(broken),))
+    _check(x)
     with torch.no_grad(), torch.random.fork_rng(), ignored_warnings():
         graph = capture(model, tuple(x.shape[1:]), where="diagnose", keep_hooks=True)
         if not graph.parts:
-            expected, remedy = "a model that runs its ConformalLayers", "Pass the ConformalLayers."
-            raise refusal("diagnose(model)", expected, "none", remedy)
+            expected = "a model that runs a cl.ConformalLayers"
+            got, remedy = type(model).__name__, "Other layers are not looked at."
+            raise refusal("diagnose(model)", expected, got, remedy)
+        broken = tuple(_non_finite(model))
+        if broken:  # nothing that depends on them can be measured
+            return Diagnosis(len(x), (), (_of_tensors(broken),))
         parts, y = _measured(graph, x)
     return Diagnosis(len(x), parts, tuple(_warnings(graph, parts, y)))
 
 
-def _check(model: object, x: object) -> None:
-    """Refuse arguments that cannot be measured."""
-    order = "The order is diagnose(model, x)."
-    if not isinstance(model, nn.Module):
-        raise refusal("diagnose(model)", "an nn.Module", type(model).__name__, order)
-    if not any(isinstance(module, ConformalLayers) for module in model.modules()):
-        expected = "a cl.ConformalLayers, or a module with some inside"
-        got, remedy = type(model).__name__, "Other layers are not looked at."
-        raise refusal("diagnose(model)", expected, got, remedy)
-    where = "diagnose(x)"
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-        raise refusal(where, "a floating-point tensor", got, "Use torch.as_tensor(x).float().")
-    if x.dim() < 2 or 0 in x.shape:
-        got, remedy = f"a tensor of shape {tuple(x.shape)}", "Add the batch axis: x.unsqueeze(0)."
-        raise refusal(where, "a batch of at least one sample", got, remedy)
-    if not bool(x.isfinite().all()):
-        raise refusal(where, "finite numbers", "NaN or infinity", "Leave those samples out.")
-    if not bool(x.any()):
-        raise refusal(where, "samples with a norm", "zeros", "Pass samples of the data.")
+def _check(x: object) -> None:
+    """Refuse a batch that cannot be measured."""
+    expected = "a floating-point batch of at least one sample"
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or 0 in x.shape:
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        remedy = "The order is diagnose(model, x), and x has a batch axis."
+        raise refusal("diagnose(x)", expected, got, remedy)
+    if not bool(x.isfinite().all()) or not bool(x.any()):
+        got, remedy = "NaN, infinity or zeros alone", "Pass samples of the data."
+        raise refusal("diagnose(x)", "finite samples with a norm", got, remedy)
 
 
 # -- measurements ------------------------------------------------------------------------------------
@@ -306,12 +296,10 @@ def _layer(node: Node, points: Tensor, rms: bool, measured: dict[str, Any]) -> L
 def _non_finite(model: nn.Module) -> Iterator[str]:
     """Yield the names of tensors with NaN or infinity; a buffer such as a mask may be infinite."""
     norms = {path for path, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
-    for name, tensor in model.named_parameters():
-        if not bool(tensor.isfinite().all()):
-            yield name
-    for name, buffer in model.named_buffers():
-        mask = name.rpartition(".")[0] not in norms
-        if bool((buffer.isnan() if mask else ~buffer.isfinite()).any()):
+    parameters = dict(model.named_parameters())
+    for name, tensor in model.state_dict().items():
+        mask = name not in parameters and name.rpartition(".")[0] not in norms
+        if bool((tensor.isnan() if mask else ~tensor.isfinite()).any()):
             yield name
 
 
