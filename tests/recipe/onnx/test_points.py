@@ -161,6 +161,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "two stages, without RMSNormalization": (micro, 22, 32),
     "two stages, published": (lambda: micro(projective=False), 23, 43),
     "two stages, no offset": (lambda: micro(offset=None, unit="norm"), 23, 75),
+    "StageNet micro": (partial(cl.networks.StageNet, "micro"), 23, 22),
+    "StageNet large": (partial(cl.networks.StageNet, "large"), 22, 49),
     "two stages, small offset": (lambda: micro(offset=1e-3, unit="norm"), 23, 32),
 }
 
@@ -188,20 +190,3 @@ def test_networks_are_small_and_right_for_samples_of_every_size(name: str) -> No
     with torch.no_grad():
         expected = folded(x)
     assert relative_error(session(folded.recipe, opset)(x), expected) <= 5e-6
-
-
-@pytest.mark.parametrize(
-    ("make", "most"),
-    [
-        (partial(cl.networks.StageNet, "micro"), 22),
-        (partial(cl.networks.StageNet, "small"), 26),
-        (partial(cl.networks.StageNet, "base"), 33),
-        (partial(cl.networks.StageNet, "large"), 44),
-    ],
-)
-def test_graphs_grow_no_larger(make: Callable[[], nn.Module], most: int) -> None:
-    torch.manual_seed(0)
-    recipe = cl.fold(make().eval(), (3, 32, 32), strategy="conv").recipe
-    assert len(node_kinds(recipe, opset=23)) <= most
-    # Before opset 23 five more nodes do what RMSNormalization does.
-    assert len(node_kinds(recipe, opset=22)) <= most + 5

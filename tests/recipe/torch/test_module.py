@@ -221,14 +221,12 @@ def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
     assert str(other.recipe) == str(run.recipe)
 
 
-@pytest.mark.sampled(4)
-@every_case
-def test_the_state_of_another_recipe_is_refused(case: RecipeCase) -> None:
-    run = module_of(case, torch.float64)
-    other = next(c for c in RECIPE_CASES if c.name in ("slice", "reshape") and c != case)
-    states = [module_of(other, torch.float64).get_extra_state()]
-    states += [torch.tensor(list(text), dtype=torch.uint8) for text in (b"", b"[]", b"{", b"null")]
-    for state in states:
+def test_the_state_of_another_recipe_is_refused() -> None:
+    run, other = (
+        module_of(next(c for c in RECIPE_CASES if c.name == name), torch.float64)
+        for name in ("slice", "reshape")
+    )
+    for state in (other.get_extra_state(), torch.tensor(list(b"[]"), dtype=torch.uint8)):
         with pytest.raises(cl.ConformalError, match=r"Fold it again, or use cl\.save"):
             run.set_extra_state(state)
 
