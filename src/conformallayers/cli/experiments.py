@@ -14,6 +14,7 @@ from ..lab.options import (
     CostOptions,
     DepthOptions,
     DeviceOptions,
+    ExpansionOptions,
     RobustnessOptions,
     SweepOptions,
 )
@@ -66,6 +67,7 @@ _EXPERIMENTS: dict[int, tuple[str, Any, str]] = {
     4: ("batchsize", BatchOptions, "Measure time and memory of D3ModNet and D3ModNetCL."),
     5: ("cost", CostOptions, "Train networks with stages and others: accuracy against cost."),
     6: ("robustness", RobustnessOptions, "Measure networks of experiment 5 on corrupted images."),
+    7: ("expansion", ExpansionOptions, "Compare ways to expand networks on held-out images."),
 }
 
 

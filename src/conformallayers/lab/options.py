@@ -201,6 +201,29 @@ class RobustnessOptions(DataOptions, ThreadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpansionOptions(DataOptions, ThreadOptions):
+    """Options of experiment 7.
+
+    Args:
+        dataset: Name of the data set.
+        only: Names of networks of experiment 5; four of them if none is given.
+        variants: Names of variants; all if none is given.
+        epochs: Passes over the training images.
+        validation: Training images to hold out, as a fraction below 1 or a count.
+        seeds: Seeds of the runs.
+        out: Folder for rows and table.
+    """
+
+    dataset: str = "cifar10"
+    only: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    epochs: PositiveInt = 8
+    validation: PositiveFloat = 5000
+    seeds: tuple[int, ...] = (0,)
+    out: Path = Path("results/expansion")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions(ThreadOptions):
     """Options of the benchmark against other engines.
 

@@ -2,6 +2,7 @@
 
 An expanded layer is the plain layer with a computed ``weight``. A batch passes one convolution, whatever the weight
 is made of, so stride, padding, dilation and groups keep their meaning, and the deployed layer is the plain one.
+Terms begin at zero: training starts from the weight of the plain layer, trained or not.
 Terms have the shape (groups, outputs, inputs, *kernel), with channels counted in one group; that of a linear layer
 has one tap.
 """
@@ -23,7 +24,6 @@ Shape = tuple[int, ...]
 KINDS = ("chain", "branches", "chain+branches")
 _CONVOLVE: tuple[Any, ...] = F.conv1d, F.conv2d, F.conv3d
 _LONGEST = 3  # kernels of a chain
-_SIDE = 0.5  # the scale of a branch beside the kernel, before training
 
 
 class Chain(nn.Module):
@@ -47,8 +47,10 @@ class Chain(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw kernels that keep the mean square; pointwise ones are orthogonal."""
-        for kernel in self.kernels:
+        """Draw kernels that keep the mean square, pointwise ones orthogonal; the last one is zero."""
+        *drawn, last = self.kernels
+        nn.init.zeros_(last)
+        for kernel in drawn:
             outputs, inputs = kernel.shape[0] // self.groups, kernel.shape[1]
             if math.prod(kernel.shape[2:]) > 1:
                 nn.init.normal_(kernel, std=kernel[0].numel() ** -0.5)
@@ -83,11 +85,11 @@ class Branches(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the pointwise layer; scales begin below that of the kernel beside them."""
+        """Draw the pointwise layer; all scales are zero."""
         nn.init.normal_(self.pointwise, std=self.pointwise.shape[2] ** -0.5)
-        nn.init.constant_(self.scale, _SIDE)
+        nn.init.zeros_(self.scale)
         if self.identity is not None:
-            nn.init.constant_(self.identity, _SIDE)
+            nn.init.zeros_(self.identity)
 
     def forward(self) -> Tensor:
         """Put the branches into the middle of a kernel of zeros."""
@@ -133,14 +135,13 @@ class Expanded(nn.Module):
         return total
 
     def reset_parameters(self) -> None:
-        """Draw all parts anew, for training from scratch."""
-        fan_in = math.prod(_grouped_shape(self)[2:])
-        nn.init.normal_(self.kernel, std=fan_in**-0.5)
+        """Draw the parameters of the plain layer as it does, and those of the terms."""
         for term in self.terms:
             if hasattr(term, "reset_parameters"):
                 cast(Any, term).reset_parameters()
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -(fan_in**-0.5), fan_in**-0.5)
+        layer: Any = self.plain()
+        layer.reset_parameters()  # the bias is shared
+        self.set_weight(layer.weight)
 
     def set_weight(self, weight: Tensor) -> None:
         """Change the kernel so that the sum is the given weight."""

@@ -215,8 +215,6 @@ class TrainConfig(BaseModel):
         """Return the network with random weights, after a Centre if ``centre`` is set."""
         import torch
 
-        from ...expansion import expand
-        from ...nn.expanded import Expanded
         from ...nn.layers import Centre
 
         network, own = find_network(self.network, self.source), is_own(self.network)
@@ -231,13 +229,16 @@ class TrainConfig(BaseModel):
         given |= {key: value for key, value in derived.items() if key in accepted}
         module = build_own(self.network, network, given) if own else network(**given)
         if self.expand:
-            module = expand(module)
-            for layer in module.modules():
-                if isinstance(layer, Expanded):
-                    layer.reset_parameters()
+            module = self.expanded(module)
         if self.centre:
             return torch.nn.Sequential(OrderedDict(centre=Centre(self.input_shape), network=module))
         return module
+
+    def expanded(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Return the network as it trains with ``expand``."""
+        from ...expansion import expand
+
+        return expand(module)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,0 +1,108 @@
+"""Experiment 7: ways to expand a network, compared on training images held out; the test images are not used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from ...expansion import expand
+from ...nn.expanded import Branches, Chain
+from ..checks import require_choice
+from ..data import datasets
+from ..data.datasets import Dataset
+from ..options import ExpansionOptions
+from ..training.config import TrainConfig
+from ..training.train import epoch_rows
+from .cost import NETWORKS, config_of
+from .records import Cells, Records, Row, grouped
+
+NAMES = ("LeNet", "StageReLUNet-micro", "DepthwiseNet", "ResNet8")
+_WHERE = "experiment 7"
+_SIDE = 0.5  # the scale of a branch that begins at random
+
+
+class Variant(TrainConfig):
+    """The options of a run whose network is expanded in another way than ``--expand`` does."""
+
+    kind: str = "chain+branches"
+    expansion_width: float = 2.0
+    random: bool = False
+
+    def expanded(self, module: nn.Module) -> nn.Module:
+        """Expand a network; its terms begin at random instead of zero if so asked."""
+        bigger = expand(module, kind=self.kind, width=self.expansion_width)
+        if self.random:
+            for term in bigger.modules():
+                if isinstance(term, Chain):
+                    last = term.kernels[-1]
+                    nn.init.normal_(last, std=last[0].numel() ** -0.5)
+                elif isinstance(term, Branches):
+                    for scale in (term.scale, term.identity):
+                        if scale is not None:
+                            nn.init.constant_(scale, _SIDE)
+        return bigger
+
+
+# Options of Variant by name; "rate" multiplies the learning rate of the preset.
+VARIANTS: dict[str, Row] = {
+    "plain": {"expand": False},
+    "plain, rate × 2": {"expand": False, "rate": 2},
+    "plain, rate × 4": {"expand": False, "rate": 4},
+    "branches": {"kind": "branches"},
+    "chain": {"kind": "chain"},
+    "chain+branches": {},
+    "chain+branches, width 1": {"expansion_width": 1.0},
+    "chain+branches, width 4": {"expansion_width": 4.0},
+    "chain+branches, from random terms": {"random": True},
+    "chain+branches, rate × 2": {"rate": 2},
+    "chain+branches, rate × 4": {"rate": 4},
+}
+
+
+def run_expansion(options: ExpansionOptions) -> Row:
+    """Train each network in each variant; return the record."""
+    for name in options.only:
+        require_choice(f"{_WHERE} --only", name, NETWORKS, "Name one of them.")
+    for name in options.variants:
+        require_choice(f"{_WHERE} --variants", name, VARIANTS, "Name one of them.")
+    data = datasets.load(options.dataset, options.data_root, verify=options.verify)
+    records = Records(
+        *(_WHERE, options, options.dataset, ("name", "variant", "seed"), cells),
+        settings=("dataset", "epochs"),
+    )
+    with records:
+        for seed, variant, name in product(
+            options.seeds, options.variants or VARIANTS, options.only or NAMES
+        ):
+            measure = partial(_measure, name, variant, seed, options, data)
+            records.row(name, variant, seed, measure=measure)
+    return records.record
+
+
+def _measure(name: str, variant: str, seed: int, chosen: ExpansionOptions, data: Dataset) -> Row:
+    config = config_of(name, chosen.dataset, seed, chosen.epochs, chosen.threads)
+    given = {"expand": True, **VARIANTS[variant]}
+    rate = config.learning_rate * given.pop("rate", 1)
+    config = Variant(**{**config.model_dump(), "learning_rate": rate, **given})
+    *_, last = epoch_rows(config, *data.split(chosen.validation))
+    kept = "validation_accuracy", "train_accuracy", "seconds"
+    return {"name": name, "variant": variant, "seed": seed, **{key: last[key] for key in kept}}
+
+
+def cells(rows: Sequence[Row]) -> Cells:
+    """Return a line for each variant: the mean of the seeds of each network, in per cent."""
+    names = list(grouped(rows, "name"))
+    lines = []
+    for variant, found in grouped(rows, "variant").items():
+        by_name = grouped(found, "name")
+        line: list[Any] = [variant]
+        for name in names:
+            shares = [row["validation_accuracy"] for row in by_name.get(name, [])]
+            line.append(f"{100 * fmean(shares):.1f}" if shares else "–")
+        lines.append(line)
+    return ["variant", *names], lines
