@@ -157,23 +157,3 @@ def test_bounds_do_not_feed_the_statistics(registered: object) -> None:
     model = cl.ConformalLayers(cl.Residual(inner), cl.Gnomonic())
     model(samples((6,), torch.float32))
     assert int(inner.body[1].num_batches_tracked) == 1
-
-
-class Rectified(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = cl.Conv2d(2, 2, 3, padding=1)
-
-    def forward(self, x):
-        y = nn.functional.relu(self.conv(x)) + abs(x) + x.relu() + torch.abs(torch.relu(x))
-        return nn.functional.max_pool2d(0 + y * 2 - x, 2)
-
-
-def test_functions_that_are_homogeneous_maps():
-    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
-    block = Rectified().double()
-    model = cl.ConformalLayers(cl.Traced(block))
-    y = block(x) / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    for mode in (True, False):
-        assert torch.allclose(model.train(mode)(x), y, rtol=1e-12)
-    assert cl.trace(model, (2, 6, 6)).staged
