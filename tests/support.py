@@ -113,3 +113,13 @@ def run_script(path: Path, folder: Path, seconds: int = 120) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def count(folded: cl.Folded, kind: str) -> int:
+    """Count the operations of a kind, by its name."""
+    return sum(op.kind == kind for op in folded.recipe.operations)
+
+
+def error_of_all(found: Tensor, expected: Tensor) -> float:
+    """Return the largest error, relative to the largest number."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import conformallayers as cl
+from models import Generator
 from nets import POOLED_SHAPE, pooled_net
-from support import folds, samples
+from support import count, error_of_all, folds, samples
 
 
 @pytest.fixture
@@ -34,3 +39,51 @@ def test_folded_has_buffers_alone_and_one_mode(x: Tensor) -> None:
             folded.share_memory(),
         ):
             assert torch.equal(copied(x), y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_other_sizes_give_the_numbers_of_the_model_or_are_refused(seed: int) -> None:
+    model, shape = Generator(seed).plain()
+    folded = cl.fold(model, shape)
+    x = torch.randn(2, shape[0], *(n + 3 for n in shape[1:]), dtype=torch.float64)
+    takes, expected = "other spatial sizes" in str(folded.explain()), None
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # a linear layer of another size
+        expected = model(x)
+    assume(expected is None or bool(expected.isfinite().all()))
+    message, found = "", x
+    try:
+        found = folded(x)
+    except cl.ConformalError as error:
+        message = str(error)
+    if message:
+        assert "Fold again for this shape" in message
+        called = count(folded, "call") > 0  # what it gives for another size is not known before
+        assert expected is None or called or not takes
+    else:  # strides may give maps of the same size
+        assert expected is not None
+        assert error_of_all(found, expected) < 1e-10
+
+
+class ReadsSize(nn.Module):
+    """Cut a value at a place that is computed from a size which a layer has made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = nn.functional.interpolate(x, scale_factor=1.3, mode="bilinear")
+        return z + torch.arange(z.shape[-1] - 1 + 1, dtype=z.dtype)
+
+
+@pytest.mark.parametrize("layer", [nn.AdaptiveMaxPool2d((4, None)), ReadsSize()])
+def test_layers_that_follow_the_size_are_right_or_refused(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), layer).eval()
+    folded, x = cl.fold(model, (2, 7, 7)), torch.randn(1, 2, 9, 9)
+    with contextlib.suppress(cl.ConformalError):
+        assert error_of_all(folded(x), model(x)) < 1e-6
+
+
+def test_the_error_for_channels_last_says_so() -> None:
+    folded = cl.fold(nn.Conv2d(3, 4, 3), (3, 8, 8))
+    with pytest.raises(cl.ConformalError, match=r"channels last .*x\.permute\(0, 3, 1, 2\)"):
+        folded(torch.zeros(2, 8, 8, 3))
+    with pytest.raises(cl.ConformalError, match=r"unbatched.*unsqueeze"):
+        folded(torch.zeros(3, 8, 8))

@@ -189,3 +189,10 @@ def test_a_full_disk_leaves_the_old_file(path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_loaded_fold_says_that_its_regions_are_not_known(path: Path) -> None:
+    folded = cl.fold(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 8, 8))
+    cl.save(folded, path)
+    assert "regions of affine layers" in str(cl.load(path).explain())
+    assert "regions of affine layers" not in str(folded.explain())

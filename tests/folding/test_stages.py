@@ -207,19 +207,3 @@ def test_a_shift_before_a_padded_convolution_stays_one_number_a_channel(
 
 
 # -- plans and eval() -------------------------------------------------------------------
-
-
-def test_explain_has_a_block_for_each_radial_stage() -> None:
-    first, second = (
-        (cl.Conv2d(3, 3, 1), cl.ReSPro(), cl.Conv2d(3, 3, 1), cl.ReSPro()) for _ in range(2)
-    )
-    biased = cl.Conv2d(3, 3, 3, bias=True), nn.ReLU()
-    folded = cl.fold(cl.ConformalLayers(*first, *biased, *second), (3, 16, 16))
-    assert list(folded.explain()) == ["stage 1", "stage 3"]
-
-
-def test_a_named_strategy_is_used_where_it_applies() -> None:
-    radial = cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 4)
-    for layers in (radial, (*radial, nn.ReLU(), cl.Linear(4, 2))):
-        with pytest.raises(cl.ConformalError, match="one where a sample has no image rows"):
-            cl.fold(cl.ConformalLayers(*layers), (4,), strategy="banded")

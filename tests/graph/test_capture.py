@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import conformallayers as cl
-from conformallayers.graph.capture import capture
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SHAPE = (3, 8, 8)
@@ -95,59 +94,12 @@ def test_functions_fold_to_the_same_numbers(name: str, dtype: torch.dtype) -> No
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def small(model: Any, y: Tensor) -> Tensor:
-    return F.pad(y, (4, 4, 4, 4)) if y.shape[-2] < 12 else y
-
-
-def heads(model: Any, y: Tensor) -> Tensor:
-    assert y.ndim == y.dim() == 4
-    if y.relu().shape == y.shape and y.size(1) == 4:
-        b, c, h, w = y.shape
-        return y.reshape(b, c, h * w).transpose(1, 2).reshape([b, h, w * c])
-    return y
-
-
-def channels(model: Any, y: Tensor) -> Tensor:
-    assert y.ndim == 4
-    assert y.permute(0, 2, 3, 1).shape[-1] == 4
-    return y.relu()
-
-
-@pytest.mark.parametrize(("function", "fixed"), [(small, True), (heads, True), (channels, False)])
-def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
-    model, x = Model(function).eval(), torch.randn(5, *SHAPE)
-    folded = cl.fold(model, SHAPE)
-    torch.testing.assert_close(folded(x), model(x))
-    assert "call" not in {operation.kind for operation in folded.recipe.operations}
-    large = torch.randn(2, 3, 16, 16)
-    assert ("(3, 8, 8) only" in folded.explain().sizes) is fixed
-    if not fixed:
-        torch.testing.assert_close(folded(large), model(large))
-        return
-    with pytest.raises(cl.ConformalError, match="exact for one shape"):
-        folded(large)
-
-
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(2), nn.LPPool2d(2, 2), nn.AdaptiveMaxPool2d(2), nn.AvgPool2d(2)], ids=str
 )
 def test_a_pooling_of_images_without_channels(pool: nn.Module) -> None:
     model, x = nn.Sequential(nn.Flatten(1, 2), nn.ReLU(), pool), torch.randn(4, 3, 4, 6)
     torch.testing.assert_close(cl.fold(model, (3, 4, 6))(x), model(x))
-
-
-def test_a_graph_prints_its_nodes() -> None:
-    part = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.Residual(cl.Conv2d(2, 2, 1), nn.ReLU()))
-    graph = capture(nn.Sequential(part, nn.Flatten(), nn.Linear(72, 3)), (1, 8, 8))
-    assert [node.kind for node in graph.nodes] == [
-        *("embed", "affine", "affine", "affine", "homogeneous", "join", "leave"),
-        *("affine", "affine"),
-    ]
-    assert [node.name for node in graph.nodes][:6] == [
-        *("0", "0.0", "0.1.shortcut", "0.1.body.0", "0.1.body.1", "0.1"),
-    ]
-    assert "0.1           join" in str(graph)
-    assert (graph.parts[0].embed, graph.parts[0].leave) == (0, 6)
 
 
 def test_the_model_is_not_changed() -> None:
@@ -379,9 +331,3 @@ def test_a_softmax_of_the_batch_is_not_cut_into_chunks(head: nn.Module) -> None:
     assert cl.fold(nn.Sequential(part, nn.Flatten(), nn.Softmax(1)), (3, 8, 8)).recipe.by_sample
     behind = Behind(lambda y: torch.softmax(y.flatten(1), 0))
     assert not cl.fold(behind, (3, 8, 8)).recipe.by_sample
-
-
-def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:
-    model = Behind(lambda y: y + torch.randn(4, 1, 1))
-    with pytest.raises(cl.ConformalError, match="got random numbers drawn in forward"):
-        cl.fold(model, (3, 8, 8))

@@ -217,12 +217,12 @@ class Folded(RecipeModule):
         dtype: torch.dtype,
         plans: dict[str, Plan],
         origin: str | None = None,
-        regions: Sequence[Region] = (),
+        regions: Sequence[Region] | None = None,
     ) -> None:
         super().__init__(recipe, dtype)
         self.plans = dict(plans)
         self.origin = origin
-        self.regions = tuple(regions)
+        self.regions = regions
         self.eval()
 
     @property
@@ -246,7 +246,10 @@ class Folded(RecipeModule):
         Args:
             details: print all candidates of every stage, every reason, and regions of a single operation too.
         """
-        return Explanation(self.plans, self.regions, _size_sentence(self.recipe), details)
+        sizes = _size_sentence(self.recipe)
+        if self.regions is None:
+            sizes += " A fold from a file or in int8 does not know its regions of affine layers."
+        return Explanation(self.plans, self.regions or (), sizes, details)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""

@@ -35,6 +35,8 @@ from ..nn.branches import Join
 from ..nn.registry import is_homogeneous
 from .operators import Operator, apply_all, operator_of, push_constant
 
+_SIMPLE = 1e3  # a bound that is small enough in every dtype: no closer one is needed
+
 
 class Scaling:
     """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, chosen so that z and τ stay in range.
@@ -273,8 +275,12 @@ class RadialStage(_Stage):
     @cached_property
     def _bounds(self) -> tuple[float, ...]:
         """Bounds of the norm of z behind each segment and at the end; may be infinite."""
-        steps = [s.factor * math.prod(op.norm for op in s.operators) for s in self.segments]
-        steps.append(math.prod(op.norm for op in self.trailing))
+        found = self._bounds_by("simple_bound")
+        return found if max(found) <= _SIMPLE else self._bounds_by("norm")
+
+    def _bounds_by(self, name: str) -> tuple[float, ...]:
+        parts = [*((s.factor, s.operators) for s in self.segments), (1.0, self.trailing)]
+        steps = (factor * math.prod(getattr(op, name) for op in ops) for factor, ops in parts)
         return tuple(accumulate(steps, mul, initial=self.entry))
 
     @property

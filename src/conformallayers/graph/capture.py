@@ -20,8 +20,7 @@ from ..nn.registry import shape_after
 from ..nn.sequential import ConformalSequential
 from ..utils.axes import per_axis
 from .freeze import freeze, refuse_hooks
-from .graph import INPUT, Graph, Node, kind_of
-from .layers import Branches, NodeList
+from .graph import INPUT, Branches, Graph, Node, NodeList, kind_of
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 
 

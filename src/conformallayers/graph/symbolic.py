@@ -17,8 +17,7 @@ from ..nn.branches import Composite
 from ..nn.layers import Centre
 from ..nn.registry import find_spec
 from ..nn.sequential import ConformalSequential
-from .graph import INPUT
-from .layers import NodeList
+from .graph import INPUT, NodeList
 
 BATCHES = 2, 4  # sizes of the two runs that record shapes: an axis that differs is the batch
 ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."

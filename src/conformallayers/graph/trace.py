@@ -19,8 +19,7 @@ from ..nn.sequential import ConformalSequential
 from ..utils.text import Block, Printed, Table
 from .capture import capture
 from .freeze import frozen_wide
-from .graph import Graph, Node, Part
-from .layers import layers_graph
+from .graph import Graph, Node, Part, layers_graph
 
 
 @dataclass(frozen=True)

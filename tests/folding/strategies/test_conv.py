@@ -1,0 +1,148 @@
+"""Routes of the strategy conv, and the kernels of their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.folding.strategies import conv
+from conformallayers.folding.strategies.base import RATES, Rates
+from conformallayers.folding.strategies.conv import Move, RouteMap, best_route, kernel_of
+from support import stage_of
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    search = conv.best_route
+    monkeypatch.setattr(conv, "best_route", lambda *a: calls.append(a) or search(*a))
+    cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
+    assert len(calls) == 1
+
+
+# Machines that make one kind of work look free, so that every kind of step is taken somewhere.
+ALL_RATES = {
+    "fixed": RATES,
+    "free products": replace(RATES, gemm=1e18),
+    "free convolutions": replace(RATES, conv=1e18),
+    "free passes": replace(RATES, stream=1e18, call=0.0),
+    "dear calls": replace(RATES, call=1.0),
+    "dear passes": replace(RATES, stream=1e5),
+}
+
+
+def pooled(*, pool: int = 2, kernel: int = 3, padding: int = 0) -> nn.Module:
+    features = cl.ConformalLayers(
+        cl.Conv2d(3, 5, kernel, padding=padding),
+        cl.ReSPro(),
+        cl.AvgPool2d(pool),
+        cl.Conv2d(5, 4, 3),
+        cl.ReSPro(),
+        cl.AvgPool2d(2),
+    )
+    size = cl.trace(features, (3, 14, 14)).output_shape
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(size[0] * size[1] * size[2], 3))
+
+
+NETWORKS = {
+    "tiles": (pooled(), (3, 14, 14)),
+    "thirds": (pooled(pool=3), (3, 14, 14)),
+    "padded": (pooled(padding=1), (3, 14, 14)),
+    "leftover": (pooled(kernel=2), (3, 14, 14)),
+    "one": (
+        nn.Sequential(
+            cl.ConformalLayers(cl.Conv2d(2, 9, 3), cl.ReSPro()), nn.Flatten(), nn.Linear(576, 2)
+        ),
+        (2, 10, 10),
+    ),
+    "wide": (
+        nn.Sequential(
+            cl.ConformalLayers(
+                *(cl.Conv2d(1, 9, 3, padding=1), cl.ReSPro()),
+                *(cl.Conv2d(9, 9, 3, padding=1), cl.ReSPro()),
+            ),
+            nn.Flatten(),
+            nn.Linear(9 * 64, 2),
+        ),
+        (1, 8, 8),
+    ),
+    "line": (
+        cl.ConformalLayers(cl.Conv1d(2, 4, 3), cl.ReSPro(), cl.AvgPool1d(2), cl.Conv1d(4, 3, 3)),
+        (2, 18),
+    ),
+    "volume": (
+        cl.ConformalLayers(cl.Conv3d(1, 2, 3), cl.ReSPro(), cl.AvgPool3d(2), cl.ReSPro()),
+        (1, 8, 8, 8),
+    ),
+    "strided": (
+        cl.ConformalLayers(
+            cl.Conv2d(2, 4, 3, stride=2, padding=1),
+            cl.ReSPro(),
+            cl.Scale(2.0),
+            cl.ReSPro(projective=True),
+            cl.Conv2d(4, 4, 3, padding="same"),
+            cl.ReSPro(),
+        ),
+        (2, 13, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", ALL_RATES)
+@pytest.mark.sampled(2)
+def test_every_route_gives_the_layers_numbers(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "best_route", partial(best_route, rates=ALL_RATES[kind]))
+    model, shape = NETWORKS[name]
+    cl.testing.assert_folds(model, shape, strategy="conv")
+
+
+def test_every_kind_of_step_is_taken_somewhere() -> None:
+    found = {
+        move
+        for model, shape in NETWORKS.values()
+        for rates in ALL_RATES.values()
+        for move in route(model, shape, rates)
+    }
+    assert {move.how for move in found} == {"layers", "conv", "pooled", "matrix"}
+    assert any(move.how == "conv" and move.phase > 1 for move in found)
+    # of the input, and of a later map
+    assert {move.start > 0 for move in found if move.how == "matrix"} == {False, True}
+
+
+def route(model: nn.Module, shape: tuple[int, ...], rates: Rates) -> tuple[Move, ...]:
+    return best_route(stage_of(model, shape), 4, rates=rates)[0]
+
+
+def test_patches_have_the_energy_of_the_map() -> None:
+    places = RouteMap(stage_of(NETWORKS["tiles"][0], (3, 14, 14)))
+    x = torch.rand(4, 3, 14, 14, dtype=torch.float64)
+    plain = Move("conv", 0, 1, (0, 1), 0)
+    expected = nn.functional.conv2d(x, kernel_of(places, plain))
+    pool = nn.functional.avg_pool2d(expected, 2)
+    for how, phase in (("conv", 2), ("conv", 3), ("conv", 4), ("pooled", 2)):
+        move = replace(plain, how=how, phase=phase)
+        kernel = kernel_of(places, move)
+        assert len(kernel) == places.patches(move)
+        result = nn.functional.conv2d(x, kernel, stride=phase)
+        torch.testing.assert_close(
+            result.square().sum((1, 2, 3)), expected.square().sum((1, 2, 3)), rtol=1e-13, atol=0
+        )
+        if how == "pooled":
+            torch.testing.assert_close(result[:, :5] / phase, pool, rtol=1e-12, atol=1e-14)
+
+
+def test_a_deep_stack_has_a_route() -> None:
+    layers = [layer for _ in range(120) for layer in (cl.Conv2d(2, 2, 1), cl.ReSPro())]
+    model = cl.ConformalLayers(*layers).double()
+    folded = cl.fold(model, (2, 4, 4), strategy="conv")
+    # In float32 a product of 120 matrices of 2×2 loses more than the tolerance, however it is made.
+    assert cl.fold_error(model, folded, torch.rand(3, 2, 4, 4, dtype=torch.float64)) < 1e-12

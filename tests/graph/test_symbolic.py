@@ -1,0 +1,68 @@
+"""Traces with torch.fx: sizes as numbers, and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import conformallayers as cl
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+SHAPE = (3, 8, 8)
+
+
+class Model(nn.Module):
+    """A convolution, and a function of its result."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.conv(x))
+
+
+def small(y: Tensor) -> Tensor:
+    return F.pad(y, (4, 4, 4, 4)) if y.shape[-2] < 12 else y
+
+
+def heads(y: Tensor) -> Tensor:
+    assert y.ndim == y.dim() == 4
+    if y.relu().shape == y.shape and y.size(1) == 4:
+        b, c, h, w = y.shape
+        return y.reshape(b, c, h * w).transpose(1, 2).reshape([b, h, w * c])
+    return y
+
+
+def channels(y: Tensor) -> Tensor:
+    assert y.ndim == 4
+    assert y.permute(0, 2, 3, 1).shape[-1] == 4
+    return y.relu()
+
+
+@pytest.mark.parametrize(("function", "fixed"), [(small, True), (heads, True), (channels, False)])
+def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
+    model, x = Model(function).eval(), torch.randn(5, *SHAPE)
+    folded = cl.fold(model, SHAPE)
+    torch.testing.assert_close(folded(x), model(x))
+    assert "call" not in {operation.kind for operation in folded.recipe.operations}
+    large = torch.randn(2, 3, 16, 16)
+    assert ("(3, 8, 8) only" in folded.explain().sizes) is fixed
+    if not fixed:
+        torch.testing.assert_close(folded(large), model(large))
+        return
+    with pytest.raises(cl.ConformalError, match="exact for one shape"):
+        folded(large)
+
+
+def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:
+    model = Model(lambda y: y + torch.randn(4, 1, 1))
+    with pytest.raises(cl.ConformalError, match="got random numbers drawn in forward"):
+        cl.fold(model, SHAPE)
