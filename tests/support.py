@@ -19,6 +19,7 @@ import conformallayers as cl
 from conformallayers.folding.fold import stages_by_part
 from conformallayers.folding.stages import RadialStage, Scaling
 from conformallayers.folding.strategies import STRATEGIES
+from oracle import exact, gradient_error, oracle, relative_error
 
 TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)
@@ -123,3 +124,28 @@ def count(folded: cl.Folded, kind: str) -> int:
 def error_of_all(found: Tensor, expected: Tensor) -> float:
     """Return the largest error, relative to the largest number."""
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Return the gradients of a fixed random combination of the outputs."""
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+    return list(torch.autograd.grad((y * weights).sum(), inputs))
+
+
+def check_training(model: cl.ConformalLayers, x: Tensor, limit: float) -> None:
+    """Compare values and all gradients of the training path with the oracle."""
+    model.train()
+    model(x)  # gives a spectral activation its vector
+    twin = exact(model)
+    spectral = [m for m in twin.modules() if getattr(m, "alpha", None) == "spectral"]
+    vectors = {m: m.vector for m in spectral if m.vector is not None}
+    x = x.clone().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    torch.manual_seed(1)  # of dropout
+    y = model(x)
+    torch.manual_seed(1)
+    expected = oracle(twin, wide, vectors)
+    assert relative_error(y, expected) <= TOLERANCES[x.dtype]
+    wanted = gradients(expected, wide, *twin.parameters())
+    assert gradient_error(gradients(y, x, *model.parameters()), wanted) <= limit

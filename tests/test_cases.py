@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from cases import ALPHAS, LINEAR_CASES, Case
+from cases import ALPHAS, HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.registry import _SPECS
 from conformallayers.nn.supported import BATCH_NORMS
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
-from support import ALWAYS, DTYPES, TOLERANCES, samples
+from support import ALWAYS, DTYPES, TOLERANCES, check_training, gradients, samples
 
 BATCH = 3
 GRADIENTS = {torch.float64: 1e-11, torch.float32: 1e-4}
@@ -62,13 +62,6 @@ def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers
     return model
 
 
-def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
-    """Return the gradients of a fixed random combination of the outputs."""
-    generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
-    return list(torch.autograd.grad((y * weights).sum(), inputs))
-
-
 def strategies(turn: int, forms: Forms, dtype: torch.dtype) -> list[str]:
     """Choose what to fold with: all for one form of a row in float64, else one after the other."""
     everything = has_everything(turn, forms) and dtype == torch.float64
@@ -87,7 +80,7 @@ def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) ->
     first = turn // 2 % 2
     for dtype in DTYPES if has_everything(turn, forms) else DTYPES[first : first + 1]:
         model, x = copy.deepcopy(source).to(dtype), samples(case.input_shape, dtype, BATCH, turn)
-        check_training(model, x)
+        check_training(model, x, GRADIENTS[dtype])
         expected, wanted = evaluated(model.eval(), x)
         check_evaluation(model, x, expected, wanted)
         for name in strategies(turn, forms, dtype):
@@ -99,24 +92,6 @@ def evaluated(model: cl.ConformalLayers, x: Tensor) -> tuple[Tensor, list[Tensor
     twin, wide = exact(model), x.double().requires_grad_()
     expected = oracle(twin, wide)
     return expected, gradients(expected, wide, *twin.parameters())
-
-
-def check_training(model: cl.ConformalLayers, x: Tensor) -> None:
-    """Compare values and all gradients of the training path."""
-    model.train()
-    model(x)  # gives a spectral activation its vector
-    twin = exact(model)
-    spectral = [m for m in twin if isinstance(m, cl.ReSPro) and m.alpha == "spectral"]
-    x = x.clone().requires_grad_()
-    wide = x.detach().double().requires_grad_()
-    torch.manual_seed(1)  # of dropout
-    y = model(x)
-    torch.manual_seed(1)
-    expected = oracle(twin, wide, {m: m.vector for m in spectral})
-    assert relative_error(y, expected) <= TOLERANCES[x.dtype]
-    actual = gradients(y, x, *model.parameters())
-    wanted = gradients(expected, wide, *twin.parameters())
-    assert gradient_error(actual, wanted) <= GRADIENTS[x.dtype]
 
 
 def check_evaluation(
@@ -159,15 +134,24 @@ def test_every_supported_type_has_a_row() -> None:
     linear = {kind for kind, spec in _SPECS.items() if not spec.homogeneous}
     torch_types = {kind for kind in linear if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built
+    packages = "torch.", "conformallayers.nn."
+    maps = {kind for kind in {*_SPECS} - linear if kind.__module__.startswith(packages)}
+    assert maps == {type(case.build()) for case in HOMOGENEOUS_CASES} - {cl.Split}
 
 
-REFUSED = {"inplace", "value", "track_running_stats"}  # must keep their default, see test_errors
+REFUSED = {
+    "inplace",
+    "value",
+    "track_running_stats",
+    "return_indices",
+    "norm_type",
+}  # must keep their default, see test_errors
 PLACEMENT = {"self", "device", "dtype"}
 
 
 def test_every_option_of_every_type_is_varied() -> None:
     found: dict[type[nn.Module], list[nn.Module]] = {}
-    for case in LINEAR_CASES:
+    for case in (*LINEAR_CASES, *HOMOGENEOUS_CASES):
         layer = case.build()
         found.setdefault(type(layer), []).append(layer)
     for kind, layers in found.items():
@@ -188,7 +172,7 @@ def option(layer: nn.Module, name: str) -> object:
         return layer.initial
     if name == "bias":
         return layer.bias is not None
-    return getattr(layer, name)
+    return getattr(layer, name, None)  # PReLU keeps no init, and its rows vary it
 
 
 def differs(value: object, default: object) -> bool:

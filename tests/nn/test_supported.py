@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
 from cases import HOMOGENEOUS_CASES, Case
-from conformallayers.nn.registry import _SPECS
 from models import EMBEDDINGS, Generator
-from oracle import bound_of, exact, gradient_error, oracle, randomise, relative_error
-from support import DTYPES, TOLERANCES, assert_says, samples
+from oracle import bound_of, exact, oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, assert_says, check_training, samples
 
 GRADIENTS = {torch.float64: 1e-10, torch.float32: 2e-4}
 MAPS = [case for case in HOMOGENEOUS_CASES if "Split" not in case.name]
 every_case = pytest.mark.parametrize("case", HOMOGENEOUS_CASES, ids=lambda case: case.name)
 
 
-def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
-    return list(torch.autograd.grad((y * weights).sum(), inputs))
-
-
 def check(model: cl.ConformalLayers, x: Tensor) -> None:
     """Compare a training step and evaluation with the oracle, gradients of the step included."""
-    model.train()
-    model(x)  # gives a spectral activation its vector
-    twin = exact(model)
-    spectral = [m for m in twin.modules() if getattr(m, "alpha", None) == "spectral"]
-    vectors = {m: m.vector for m in spectral if m.vector is not None}
-    x = x.clone().requires_grad_()
-    wide = x.detach().double().requires_grad_()
-    expected = oracle(twin, wide, vectors)
-    actual = model(x)
-    assert relative_error(actual, expected) <= TOLERANCES[x.dtype]
-    wanted = gradients(expected, wide, *twin.parameters())
-    assert gradient_error(gradients(actual, x, *model.parameters()), wanted) <= GRADIENTS[x.dtype]
+    check_training(model, x, GRADIENTS[x.dtype])
     model.eval()
     with torch.no_grad():
         expected = oracle(exact(model), x.detach().double())
@@ -78,21 +58,6 @@ def test_bounds_hold_and_are_those_of_the_oracle(case: Case) -> None:
     (step,) = cl.trace(cl.ConformalLayers(module), case.input_shape).steps
     assert step.bound == pytest.approx(float(bound_of(module, case.input_shape)), rel=1e-12)
     cl.testing.assert_homogeneous(module, case.input_shape)
-
-
-def test_every_map_and_every_option_has_a_case() -> None:
-    found: dict[type[nn.Module], list[nn.Module]] = {}
-    for case in MAPS:
-        found.setdefault(type(module := case.build()), []).append(module)
-    packages = "torch.", "conformallayers.nn."
-    maps = {kind for kind, spec in _SPECS.items() if spec.homogeneous}
-    assert {kind for kind in maps if kind.__module__.startswith(packages)} == set(found)
-    fixed = {"inplace", "return_indices", "norm_type", "device", "dtype"}
-    for kind, modules in found.items():
-        for name, parameter in inspect.signature(kind).parameters.items():
-            values = [getattr(module, name, None) for module in modules]
-            varied = any(value != parameter.default for value in values)
-            assert name in fixed or varied, f"no case of {kind.__name__} varies {name}"
 
 
 @pytest.mark.parametrize("seed", range(32))
