@@ -54,17 +54,7 @@ def found() -> dict[str, Any]:
     }
 
 
-NAMES = (
-    "explain",
-    "plan",
-    "trace",
-    "recipe",
-    "inspect",
-    "diagnose",
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["explain", "plan", "trace", "recipe", "inspect", "diagnose"])
 def test_records_show_what_they_print_and_no_markup_of_their_own(
     found: dict[str, Any], name: str
 ) -> None:
