@@ -51,16 +51,16 @@ class Variant(TrainConfig):
 # Options of Variant by name; "rate" multiplies the learning rate of the preset.
 VARIANTS: dict[str, Row] = {
     "plain": {"expand": False},
+    "plain, rate × 0.5": {"expand": False, "rate": 0.5},
     "plain, rate × 2": {"expand": False, "rate": 2},
-    "plain, rate × 4": {"expand": False, "rate": 4},
     "branches": {"kind": "branches"},
     "chain": {"kind": "chain"},
     "chain+branches": {},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
     "chain+branches, from random terms": {"random": True},
+    "chain+branches, rate × 0.5": {"rate": 0.5},
     "chain+branches, rate × 2": {"rate": 2},
-    "chain+branches, rate × 4": {"rate": 4},
 }
 
 

@@ -77,7 +77,13 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("Stage", "digits"): {**_STAGES, "epochs": 30, "batch_size": 64, "shift": 1},
     ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
     ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
-    ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
+    ("Stage", "cifar10"): {
+        **_STAGES,
+        "learning_rate": 1e-2,
+        "epochs": 30,
+        "flips": True,
+        "shift": 2,
+    },
     ("Stage", PICTURES): {**_STAGES, "epochs": 30, "batch_size": 32, "shift": 2},
 }
 NETWORK_OPTIONS = (
