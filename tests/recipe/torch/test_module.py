@@ -135,13 +135,18 @@ def test_narrow_dtypes_on_pixels_of_0_to_255(dtype: torch.dtype) -> None:
 
 
 def test_maps_and_kernels_of_one_channel() -> None:
-    """Torch convolves them wrongly in strides that count as channels-last, such as (27, 1, 3, 1)."""
+    """Torch convolves and normalises them wrongly in strides that count as channels-last, such as (27, 1, 3, 1)."""
     model = nn.Sequential(nn.Conv2d(2, 1, 3), nn.ReLU(), nn.Conv2d(1, 4, (1, 3), (1, 2)))
+    normed = nn.Sequential(nn.Conv2d(2, 1, 1), nn.GroupNorm(1, 1))
+    nn.init.constant_(normed[0].weight, 0.03)
+    nn.init.ones_(normed[0].bias)
     x = torch.randn(3, 2, 10, 6)
     for order in (torch.contiguous_format, torch.channels_last):
         folded = cl.fold(model.to(memory_format=order), (2, 10, 6))
         expected = copy.deepcopy(model).double()(x.double())
         assert relative_error(folded(x), expected) < 2e-6
+    expected = copy.deepcopy(normed).double()(x.double())
+    assert relative_error(cl.fold(normed, (2, 10, 6))(x), expected) < 5e-6
 
 
 def test_channels_last_and_strided_inputs() -> None:

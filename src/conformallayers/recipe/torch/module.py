@@ -18,7 +18,7 @@ from .. import layer_operations as layer
 from ..file import describe
 from ..operation import Shape
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
-from .operations import RUN
+from .operations import RUN, row_major
 
 Self = TypeVar("Self", bound="Constants")
 
@@ -109,7 +109,7 @@ class RecipeModule(nn.Module):
         result: Any = values[self._bare.output]
         if not isinstance(result, Tensor):  # several outputs
             return result  # type: ignore[no-any-return]
-        return result.contiguous() if result.dim() == 4 and not transformed() else result
+        return row_major(result) if result.dim() == 4 and not transformed() else result
 
     def evaluate(
         self, values: dict[str, Any], keep: bool = False, operations: slice = slice(None)
@@ -198,13 +198,8 @@ def steady_allocator() -> None:
 
 
 def _image(x: Tensor) -> Tensor:
-    """Return image maps or kernels in channels-last order, the fastest; those of one channel in row-major order.
-
-    Strides of (C, 1, 3, 3) such as (9, 1, 3, 1) count as both orders, but torch convolves wrongly with them.
-    """
-    if x.shape[1] == 1:
-        return x.flatten().view(x.shape)
-    return x.contiguous(memory_format=torch.channels_last)
+    """Return image maps or kernels in channels-last order, the fastest; those of one channel in row-major order."""
+    return row_major(x) if x.shape[1] == 1 else x.contiguous(memory_format=torch.channels_last)
 
 
 def _laid_out(recipe: Recipe) -> dict[str, Tensor]:

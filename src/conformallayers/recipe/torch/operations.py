@@ -166,10 +166,18 @@ RUN[layer.PRelu] = lambda op, module, x: torch.where(x > 0, x, x * module.consta
 RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x, op.axis + 1)
 
 
+def row_major(x: Tensor) -> Tensor:
+    """Return x in row-major order, the strides of axes of size 1 too: (9, 1, 3, 1) of (C, 1, 3, 3) become (9, 9, 3, 1).
+
+    With the former torch convolves wrongly, and normalises groups with few digits.
+    """
+    return x.flatten().view(x.shape)
+
+
 @RUN.runs(layer.Call)
 def _call(op: layer.Call, module: Context, *values: Any) -> Any:
     # A user's module may call view, which fails on a channels-last map.
-    plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]
+    plain = [row_major(v) if isinstance(v, Tensor) and not transformed() else v for v in values]
     return module.calls[op.module](*plain)
 
 
