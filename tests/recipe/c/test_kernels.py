@@ -255,3 +255,13 @@ def test_a_flattened_map_between_layers_is_quantised_in_order() -> None:
     quantised = [op for op in recipe.operations if isinstance(op, integer.Quantize)]
     assert [len(shapes[op.inputs[0]]) for op in quantised] == [1]
     check_programs([recipe], *SANITIZED)
+
+
+@needs_compiler
+def test_one_channel_of_the_image_is_convolved() -> None:
+    builder = RecipeBuilder((3, 6, 5))
+    y = builder.add(layer.Slice, INPUT, axis=0, start=1, stop=2)
+    weight = builder.constant("weight", torch.randn(2, 1, 3, 3, dtype=torch.float64))
+    ones, zeros = (1, 1), (0, 0)
+    y = builder.add(layer.Conv, y, weight=weight, stride=ones, padding=zeros, dilation=ones)
+    check_programs([builder.recipe(y)], *SANITIZED)

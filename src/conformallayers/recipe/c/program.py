@@ -211,11 +211,10 @@ class Program:
 
     def alias(self, name: str, source: str, start: int = 0) -> None:
         """Let a new value be part of another one, from an entry of its memory on."""
-        place = self._places[source]
-        order = place.map
-        if order is not None and len(self.shape(name)) > 1:
-            order = self.shape(name)
-        self._put(name, replace(place, start=place.start + start, map=order))
+        place, shape = self._places[source], self.shape(name)
+        order = place.map if place.map is None or len(shape) == 1 else shape
+        pitch = shape[0] if order is None else place.pitch
+        self._put(name, Place(place.buffer, place.start + start, pitch, order))
 
     def reshape(self, name: str, source: str) -> None:
         """Let a new value be another one, whose entries lie in the order of the recipe, in another shape."""
