@@ -149,6 +149,9 @@ def test_functional_call(x: Tensor) -> None:
             result = functional_call(model, dict(other.named_parameters()), (x,))
             assert relative_error(result, exact_output(other, x)) <= 5e-6
             assert relative_error(model(x), exact_output(model, x)) <= 5e-6
+    computed = {name: 1.0 * value for name, value in other.named_parameters()}
+    with torch.no_grad():
+        assert relative_error(functional_call(model, computed, (x,)), result) <= 5e-6
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -27,9 +27,12 @@ def freeze(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     for child in module.modules():
-        for value in vars(child).values():  # tensors kept as attributes may have a graph
-            if isinstance(value, Tensor):
-                memo[id(value)] = value.detach().clone()
+        for held in (vars(child), child._parameters, child._buffers):
+            for value in held.values():
+                if (
+                    isinstance(value, Tensor) and not value.is_leaf
+                ):  # of functional_call, or an attribute
+                    memo[id(value)] = value.detach().clone()
     with torch.no_grad():
         frozen = collapsed(copy.deepcopy(module, memo)).eval()  # weights may differ in training
         for child in list(frozen.modules()):
