@@ -46,33 +46,6 @@ def test_random_staged_networks_are_equal_in_four_runtimes(seed: int, tmp_path: 
     assert_same_everywhere(quantized, torch.cat([images(shape), hard(shape)]), tmp_path)
 
 
-def plain_cnn() -> cl.ConformalLayers:
-    return cl.ConformalLayers(
-        nn.Conv2d(2, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        cl.Residual(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU()),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 8, 3, groups=2, stride=2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 4),
-    )
-
-
-def test_a_plain_network_has_no_floats_between_its_ends(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    folded = cl.fold(plain_cnn().eval(), (2, 12, 12))
-    quantized = cl.quantize(folded, images((2, 12, 12)))
-    assert quantized.quantization is not None
-    assert quantized.quantization.mean_error < 0.05
-    whole = integer.integer_values(quantized.recipe.operations)
-    for op in quantized.recipe.operations:
-        assert isinstance(op, integer.KINDS) or op.outputs[0] in whole
-    assert_same_everywhere(quantized, hard((2, 12, 12)), tmp_path)
-
-
 @pytest.mark.parametrize("offset", [None, 2.0])
 def test_edge_cases_of_images_and_networks(offset: float | None, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -110,30 +83,6 @@ def test_networks_of_the_zoo_hold() -> None:
     assert not any(isinstance(op, integer.Requantize) for op in operations)
 
 
-def test_functions_of_floats_run_at_the_end() -> None:
-    torch.manual_seed(0)
-    body = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
-    model = nn.Sequential(body, nn.Linear(64, 8), nn.Tanh(), nn.Softmax(1))
-    folded, x = cl.fold(model, (1, 6, 6), strategy="layers"), images((1, 6, 6))
-    y = torch_numbers(cl.quantize(folded, x), x)
-    torch.testing.assert_close(y, torch_numbers(folded, x), atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("layers", "got"),
-    [
-        ([nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3)], "elementwise tanh"),
-        ([nn.GELU(), nn.Conv2d(1, 2, 3)], "elementwise gelu"),
-    ],
-)
-def test_functions_that_round_by_the_runtime_are_refused_between_layers(
-    layers: list[nn.Module], got: str
-) -> None:
-    folded = cl.fold(nn.Sequential(*layers), (1, 8, 8))
-    words = f"got {got} in front of other layers", "it may stay at the end"
-    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), *words)
-
-
 def test_grouped_kernels_of_one_column(tmp_path: Path) -> None:
     """Kernels whose strides (9, 1, 3, 1) torch's grouped convolution reads wrongly."""
     torch.manual_seed(0)
@@ -143,19 +92,6 @@ def test_grouped_kernels_of_one_column(tmp_path: Path) -> None:
     quantized = cl.quantize(folded, x)
     assert relative_error(quantized, folded, x) < 0.05
     assert_same_everywhere(quantized, x, tmp_path)
-
-
-class Shifted(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * x - 1
-
-
-def test_a_shift_of_all_pixels_and_windows_beside_the_image(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 1, stride=2, padding=2)
-    folded = cl.fold(nn.Sequential(Shifted(), *layers), (3, 5, 3))
-    quantized = cl.quantize(folded, images((3, 5, 3)))
-    assert_same_everywhere(quantized, images((3, 5, 3)), tmp_path)
 
 
 def test_nan_is_read_as_0_everywhere(tmp_path: Path) -> None:
@@ -259,19 +195,6 @@ def test_scales_see_every_column() -> None:
     folded = cl.fold(cl.ConformalLayers(*layers, nn.Flatten()), (1, 32, 32), strategy="layers")
     x = torch.rand(256, 1, 32, 32)
     x[..., :3] *= 0.1
-    assert relative_error(cl.quantize(folded, x), folded, x) < 0.05
-
-
-@pytest.mark.parametrize("size", [1e-3, 1e-4, 1e-5])
-def test_a_dead_channel_takes_no_digits_from_the_others(size: float) -> None:
-    torch.manual_seed(0)
-    features = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), nn.Flatten())
-    first, second = nn.Linear(144, 16, bias=False), nn.Linear(16, 10, bias=False)
-    with torch.no_grad():
-        first.weight.mul_(size)[0] = 0
-        second.weight.div_(size)
-    model = nn.Sequential(features, first, nn.ReLU(), second)
-    folded, x = cl.fold(model, (1, 8, 8)), torch.rand(64, 1, 8, 8)
     assert relative_error(cl.quantize(folded, x), folded, x) < 0.05
 
 

@@ -24,14 +24,6 @@ def test_settings_that_equal_their_default_are_left_out() -> None:
     assert dict(plain.settings(defaults=True))["groups"] == 1
 
 
-def test_an_operation_without_shapes_says_so() -> None:
-    class Silent(Operation):
-        kind = "silent"
-
-    with pytest.raises(TypeError, match="Silent does not say what shapes it gives"):
-        Silent(("x",), ("y",)).shapes([(3,)], lambda _: ())
-
-
 def test_a_runtime_refuses_operations_that_it_lacks() -> None:
     run = Runtime("lists")
     run.runs(point.Divide)(lambda op, holder, v, tau, m: v)
