@@ -128,17 +128,6 @@ def test_wrong_options_are_refused(
     assert path.read_bytes() == out.read_bytes()
 
 
-def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = tmp_path / "net.safetensors", tmp_path / "c"
-    cl.save(cl.fold(net("torus head"), SHAPE, strategy="dense"), path)
-    arguments = ["--format", "c", "--out", out, "--name", "tiny"]
-    assert run_command("export", path, *arguments) == 0
-    assert {file.name for file in out.iterdir()} == {"tiny.c", "tiny.h"}
-    capsys.readouterr()
-    assert run_command("export", path, "--format", "c", "--out", path) == 1
-    assert "expected a folder, got the file" in capsys.readouterr().err
-
-
 def test_export_reports_a_program_in_c_without_writing_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +137,12 @@ def test_export_reports_a_program_in_c_without_writing_it(
     assert run_command("export", path, "--format", "c", "--report") == 0
     told = capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [path]
-    assert run_command("export", path, "--format", "c", "--out", "c", "--example") == 0
+    words = "--out", "c", "--example", "--name", "tiny"
+    assert run_command("export", path, "--format", "c", *words) == 0
     report, code = told.rstrip("\n").rsplit("\n", 1)
     assert capsys.readouterr().out.split("\n", 1)[1] == f"{report}\n"
     assert re.fullmatch(r"code.*(: unknown without .*|speed, .* with --optimize size)", code)
-    files = {"cl_model.c", "cl_model.h", "cl_model.mk", "cl_model_example.c"}
+    files = {"tiny.c", "tiny.h", "tiny.mk", "tiny_example.c"}
     assert {file.name for file in (tmp_path / "c").iterdir()} == files
     assert run_command("export", path, "--format", "c") == 1
     assert "export --out: expected a folder or file to write" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from conformallayers.lab.data import datasets
 from conformallayers.lab.experiments import cost
-from conformallayers.lab.experiments.cost import NETWORKS, cells, config_of, front_figure, run_cost
+from conformallayers.lab.experiments.cost import NETWORKS, cells, config_of, run_cost
 from conformallayers.lab.options import CostOptions
 from runs import few_digits
 from support import run_command
@@ -87,18 +87,6 @@ def test_seeds_are_one_line_of_the_table() -> None:
         ["LeNet", "71.00 ± 1.41 %", "70.00, 72.00", "10 k", "2 k", "3.0e-07"],
         ["MLP", "50.00 %", "50.00", "10 k", "2 k", "1.0e-07"],
     ]
-
-
-def test_figure_shows_every_network() -> None:
-    names = ("LeNet", "LeNet-expanded", "StageNet-micro", "StageReLUNet-small", "MLP")
-    figure = front_figure([row(name, 0.7) for name in names], dict.fromkeys(names[:4], 1.0), "time")
-    (axes,) = figure.axes
-    words = {text.get_text() for text in axes.texts}
-    assert words == {"LeNet", "micro", "small", ""}  # an arrow instead of a name if expanded
-    assert [len(points.get_offsets()) for points in axes.collections] == [1, 1, 2]
-    (legend,) = figure.legends
-    kinds = {"StageNet", "StageReLUNet", "others"}
-    assert {text.get_text() for text in legend.get_texts()} == kinds
 
 
 def test_all_have_one_budget_and_can_be_built() -> None:

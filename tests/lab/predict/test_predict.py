@@ -26,9 +26,8 @@ from conformallayers.lab.training.train import train
 from pictures import GREY, classifier, image_bytes, pixels, save_grey
 from runs import few_digits
 from support import run_command
-from training import QUIET
+from training import QUIET, source_environment
 
-SOURCE = Path(cl.__file__).parents[1]
 WORDS = ("zero", "one", "two", "three")
 
 
@@ -201,7 +200,7 @@ def test_table_and_csv(
     assert all(float(row["score"]) >= float(row["score_2"]) for row in rows)
 
 
-def test_csv_holds_no_formulas(
+def test_labels_of_ones_own_and_csv_without_formulas(
     grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +216,11 @@ def test_csv_holds_no_formulas(
     assert run_command("predict", grey, "=cmd.png", *options, "--format", "jsonl") == 0
     (row,) = rows_of(capsys)
     assert row["path"] == "=cmd.png"
-    assert {c["label"] for c in row["top"]} == {"=1+1", "-2+3", "@SUM(A1)", "-1"}
+    words = names.read_text().splitlines()
+    assert [c["label"] for c in row["top"]] == [words[c["class"]] for c in row["top"]]
+    names.write_text("one\ntwo\n")
+    assert run_command("predict", grey, "=cmd.png", *options) == 1
+    assert "names.txt: expected 4 labels, got 2" in capsys.readouterr().err
 
 
 def test_out_is_written_whole_or_not_at_all(
@@ -243,16 +246,12 @@ def test_out_is_written_whole_or_not_at_all(
     assert "a folder" in capsys.readouterr().err
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-
-
 def test_a_closed_pipe_ends_quietly(grey: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", pixels(2000, *GREY))
     words = [sys.executable, "-m", "conformallayers", "predict", str(grey), str(tmp_path / "x.npy")]
     options = ["--engine", "numpy", "--format", "csv", "--batch", "1"]
     with subprocess.Popen(
-        [*words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        [*words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=source_environment()
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -279,7 +278,9 @@ main()
 def test_numpy_predicts_where_torch_is_not(grey: Path, tmp_path: Path) -> None:
     path = save_grey(tmp_path / "a.png")
     words = [sys.executable, "-c", FORBIDDING, "predict", str(grey), str(path), "--engine", "numpy"]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=source_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert str(path) in done.stdout
     assert done.stderr == "1 predicted, 0 broken\n"
@@ -299,19 +300,6 @@ def test_runs_of_plain_networks_predict_as_their_layers(
     assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
     assert run_command("predict", run.folder, path, "--engine", "numpy") == 1
     assert "expected a file of cl.save" in capsys.readouterr().err
-
-
-def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, names = save_grey(tmp_path / "a.png"), tmp_path / "names.txt"
-    names.write_text("nul\neins\nzwei\ndrei\n", "utf-8")
-    options = ("--format", "jsonl", "--top", 4, "--labels", names)
-    assert run_command("predict", grey, path, *options) == 0
-    (row,) = rows_of(capsys)
-    words = ("nul", "eins", "zwei", "drei")
-    assert [c["label"] for c in row["top"]] == [words[c["class"]] for c in row["top"]]
-    names.write_text("one\ntwo\n")
-    assert run_command("predict", grey, path, *options) == 1
-    assert "names.txt: expected 4 labels, got 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

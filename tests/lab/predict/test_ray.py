@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +14,7 @@ import conformallayers as cl
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict.predict import run_predict
 from pictures import GREY, classifier
-
-SOURCE = Path(cl.__file__).parents[1]
+from training import source_environment
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def predict(folder: Path, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+def predict(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "conformallayers", "predict", "net.safetensors"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    environment |= settings.pop("environment", {})
     return subprocess.run(
         [*words, *map(str, options)],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False, **settings,
+        cwd=folder, env=source_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 

@@ -43,10 +43,3 @@ def test_surest_mistakes_come_first() -> None:
     assert titles == ["true: b\na 100 %", "true: a\nc 100 %", "true: b\nc 67 %"]
     right = SCORES.argmax(1)
     assert mistakes_figure(images, right, SCORES.softmax(1), "abc", "title") is None
-
-
-def test_classes_without_names_have_numbers() -> None:
-    config = make_config(network="LeNet", dataset="digits", classes=3)
-    assert config.class_names is None
-    own = make_config(network="LeNet", dataset="digits", classes=3, labels=LABELS)
-    assert own.class_names == tuple(LABELS)

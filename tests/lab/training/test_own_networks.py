@@ -123,8 +123,3 @@ def test_weights_that_unpack_to_more_than_their_file_are_refused(tmp_path: Path)
             target.writestr(name, source.read(name))
     message = "a state_dict of ", "members that unpack to more than the file"
     assert_says(lambda: plain_network(network, packed), *message)
-
-
-def test_paper_network_takes_no_other_size() -> None:
-    message = "train --size: expected images of (3, 32, 32) for LeNetCL, got (3, 9, 12)"
-    assert_says(lambda: config("LeNetCL"), message, "StageNet takes other sizes")
