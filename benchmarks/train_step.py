@@ -1,4 +1,4 @@
-"""Compare a training step of each conformal network with its ReLU counterpart's.
+"""Compare a training step of each conformal or expanded network with that of its plain counterpart.
 
     python benchmarks/train_step.py [--rounds 15] [--out results/benchmarks]
 
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import conformallayers as cl
 from conformallayers import networks
 from conformallayers.lab.measure import interleave
 
@@ -39,6 +40,10 @@ def stages(preset: str) -> Builders:
     return {"relu": relu, "one": partial(networks.StageNet, preset)}
 
 
+def expansion(plain: Callable[[], nn.Module]) -> Builders:
+    return {"relu": plain, "expanded": lambda: cl.expand(plain())}
+
+
 PAIRS: dict[str, Builders] = {
     "Base": pair(networks.BaseReLUNet, networks.BaseReSProNet),
     "LeNet": pair(networks.LeNet, networks.LeNetCL),
@@ -47,6 +52,9 @@ PAIRS: dict[str, Builders] = {
     "DkNet, k = 3": pair(partial(networks.DkNet, 3), partial(networks.DkNetCL, 3)),
     "DkNet, k = 9": pair(partial(networks.DkNet, 9), partial(networks.DkNetCL, 9)),
     **{f"StageNet {preset}": stages(preset) for preset in ("micro", "small", "base", "large")},
+    "LeNet, expanded": expansion(networks.LeNet),
+    "StageReLUNet micro, expanded": expansion(networks.StageReLUNet),
+    "ResNet8, expanded": expansion(networks.ResNet8),
 }
 
 
@@ -101,7 +109,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     row: dict[str, object] = {"network": name, "batch": size}
     for kind, timing in times.items():
         row[f"{kind}_ms"] = round(timing["median"], 3)
-        row[f"{kind}_spread_ms"] = [round(1e3 * timing.low, 3), round(1e3 * timing.high, 3)]
+        row[f"{kind}_spread_ms"] = [timing["low"], timing["high"]]
         row[f"{kind}_mib"] = round(memory[kind] / 2**20, 1)
     for kind in list(engines)[1:]:
         row[f"{kind}_time_ratio"] = round(times[kind]["median"] / times["relu"]["median"], 3)
@@ -111,7 +119,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
 
 def markdown(rows: list[dict[str, object]]) -> str:
     columns = {"network": "network", "batch": "batch", "relu_ms": "ReLU, ms"}
-    names = {"young": "Young", "spectral": "spectral", "one": "α = 1"}
+    names = {"young": "Young", "spectral": "spectral", "one": "α = 1", "expanded": "expanded"}
     for kind, name in names.items():
         columns |= {f"{kind}_ms": f"{name}, ms", f"{kind}_time_ratio": "ratio"}
     columns |= {f"{kind}_mib": f"{name}, MiB" for kind, name in {"relu": "ReLU", **names}.items()}
