@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import conformallayers as cl
 
@@ -126,6 +127,19 @@ def test_averaged_models_and_state_dicts() -> None:
     _train(bigger, 1)
     average.update_parameters(bigger)
     assert average.eval()(x).isfinite().all()
+
+
+def test_channels_last_and_checkpoints_of_activations() -> None:
+    bigger, x = cl.expand(_network()), torch.rand(2, 3, 16, 16)
+    _train(bigger)
+    bigger.zero_grad()
+    other = copy.deepcopy(bigger).to(memory_format=torch.channels_last)
+    y = other(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(y, bigger(x), rtol=1e-5, atol=1e-6)
+    y.square().sum().backward()
+    checkpoint(bigger, x, use_reentrant=False).square().sum().backward()
+    for first, second in zip(bigger.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(first.grad, second.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
