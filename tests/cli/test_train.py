@@ -47,9 +47,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def test_run_has_its_classes_figures_and_code(run: str, place: Path) -> None:
     names = {path.name for path in Path(run).iterdir()}
-    figures = {"training.png", "confusion.png", "confusion.csv", "mistakes.png"}
     files = {"config.json", "metrics.csv", "result.json", "checkpoint.safetensors"}
-    assert names - {"mistakes.png", "report.html"} == (files | figures) - {"mistakes.png"}
+    assert names - {"report.html"} == {*files, "training.png", "confusion.csv"}
     config = json.loads((Path(run) / "config.json").read_text())
     assert config["labels"] == ["cat", "dog é", "emu"]
     assert config["in_shape"] == [3, 9, 12]

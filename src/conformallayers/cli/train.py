@@ -38,7 +38,7 @@ def train(
         dataset: mnist, fashion-mnist, cifar10, digits, or a folder with a sub-folder a class.
         out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
         resume: Continue the run in that folder.
-        figures: Draw curves, confusion matrix and worst mistakes of the test images into the folder.
+        figures: Draw the curves, and write the confusion matrix of the test images.
     """
     from ..lab.training.train import train as run_training
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import torch
 from cycler import cycler
 from matplotlib.figure import Figure
@@ -17,10 +16,6 @@ from torch import Tensor
 from ...utils.files import staged_files
 
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-_WRITTEN = 20  # classes up to which the cells of a confusion matrix have numbers
-_NAMED = 60  # classes up to which its axes have names
-_MISTAKES, _COLUMNS = 24, 6
-_LONGEST = 18  # letters of a name in a figure
 STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -105,55 +100,6 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
-def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figure:
-    """Draw the confusion matrix, (true class, predicted class); colours are shares of the true class."""
-    values = counts.double().numpy()
-    shares = values / values.sum(1, keepdims=True).clip(1)
-    side = min(14.0, 3.0 + 0.38 * len(labels))
-    with styled(side + 1.2, side) as (figure, axes):
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        if len(labels) <= _WRITTEN:
-            for row, column in np.ndindex(*values.shape):
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                text = f"{int(values[row, column])}" if values[row, column] else ""
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-        if len(labels) <= _NAMED:
-            names = [_short(label) for label in labels]
-            axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-            axes.set_yticks(range(len(names)), names, fontsize=8)
-        axes.set(xlabel="predicted class", ylabel="true class", title=_plain(title))
-        figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
-    return figure
-
-
-def mistakes_figure(
-    images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
-) -> Figure | None:
-    """Draw the misclassified images of largest probability; None if there is none."""
-    likeliest = probabilities.max(1)
-    sure = likeliest.values.where(likeliest.indices != labels, -1.0)
-    order = sure.argsort(descending=True, stable=True)[:_MISTAKES]
-    chosen = [index for index in order.tolist() if sure[index] >= 0]
-    if not chosen:
-        return None
-    rows = -(-len(chosen) // _COLUMNS)
-    with styled(1.7 * _COLUMNS, 2.1 * rows + 0.5, rows, _COLUMNS) as (figure, grid):
-        for axes in grid.ravel():
-            axes.axis("off")
-        for index, axes in zip(chosen, grid.ravel(), strict=False):
-            true, found = (_short(names[int(n)]) for n in (labels[index], likeliest.indices[index]))
-            pixels = images[index].expand(3, -1, -1).permute(1, 2, 0).numpy()
-            axes.imshow(pixels, vmin=0, vmax=255, interpolation="nearest")
-            about = f"true: {true}\n{found} {100 * float(sure[index]):.0f} %"
-            axes.set_title(about, fontsize=8)
-        figure.suptitle(_plain(title))
-    return figure
-
-
 def _plain(text: str) -> str:
     """Escape text that matplotlib would read as a formula."""
     return text.replace("$", r"\$")
-
-
-def _short(name: str) -> str:
-    return _plain(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…")

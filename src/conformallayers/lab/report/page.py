@@ -15,7 +15,7 @@ from ...utils.text import Table, html
 from ..experiments import accuracy, batchsize, bench, cost, depth, paper, robustness
 from ..experiments.records import Cells, Row, read_record
 from ..training.run_folder import CONFIG, METRICS, RESULT
-from ..training.train import CONFUSION, MISTAKES, TRAINING
+from ..training.train import CONFUSION, TRAINING
 
 Block = str | Table | Path  # a paragraph, a table, or a picture
 _STYLE = Path(__file__).with_name("style.css")
@@ -78,11 +78,10 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         if result.get(key) is not None
     ]
     about = f"{samples['train']} training images, {samples['test']} test images."
-    pictures = [run / f"{name}.png" for name in (TRAINING, CONFUSION, MISTAKES)]
     sections: dict[str, list[Block]] = {
         "Accuracy": [about, Table(["measured", "accuracy"], accuracies), _source(result)],
-        "Curves, confusion matrix, surest mistakes": [*pictures],
-        "Confusion matrix": [*_csv_table(run / f"{CONFUSION}.csv")],
+        "Curves": [run / f"{TRAINING}.png"],
+        "Confusion matrix": [*_csv_table(run / CONFUSION)],
         "Epochs": [*_csv_table(run / METRICS)],
         "Options": [Table(["option", "value"], options)],
     }

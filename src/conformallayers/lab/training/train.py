@@ -38,7 +38,7 @@ from .own_networks import absolute, check_outputs, source_hash
 from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
 
-TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"  # names of figures
+TRAINING, CONFUSION = "training", "confusion.csv"  # a figure and a table
 _DIAGNOSED = 32  # training images that a health check looks at
 _PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
 
@@ -93,7 +93,7 @@ def train(
         out: the folder of the run; None takes one below ``runs`` named after it.
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        figures: also draw curves, confusion matrix and worst mistakes, from the same look at the test images.
+        figures: also draw the curves, and write the confusion matrix of the test images.
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
@@ -323,7 +323,7 @@ class _Run:
             write_csv(self.folder / METRICS, self.history)
             write_json(self.folder / RESULT, row)
             if figures:
-                write_outcome(self.folder, config, self.history, source, scores)
+                write_outcome(self.folder, config, self.history, source.test_labels, scores)
         return TrainResult(row, self.history, self.folder, self.model)
 
 
@@ -338,31 +338,21 @@ def write_outcome(
     folder: Path,
     config: TrainConfig,
     history: Sequence[dict[str, Any]],
-    source: Dataset,
+    labels: Tensor,
     scores: Tensor,
 ) -> None:
-    """Write the confusion matrix and the figures, from the scores of the test images, (N, classes)."""
+    """Draw the curves, and write how often a class (a row) was taken for which: labels (N,), scores (N, classes)."""
     from ..report import figures
 
-    classes, labels = config.classes, source.test_labels
-    names = config.class_names or tuple(map(str, range(classes)))
+    classes = config.classes
+    names = [csv_text(name) for name in config.class_names or map(str, range(classes))]
     pairs = torch.bincount(labels * classes + scores.argmax(1), minlength=classes**2)
-    counts = pairs.view(classes, classes)  # by true and predicted class
+    counts = pairs.view(classes, classes).tolist()
     rows = [
-        {"true/predicted": csv_text(name), **dict(zip(map(csv_text, names), row, strict=True))}
-        for name, row in zip(names, counts.tolist(), strict=True)
+        {"true/predicted": name, **dict(zip(names, row, strict=True))}
+        for name, row in zip(names, counts, strict=True)
     ]
-    write_csv(folder / f"{CONFUSION}.csv", rows)
-    title = f"{config.network_name}, {config.dataset_name}"
-    images, shares = source.test_images, scores.softmax(1)
-    drawn = {
-        TRAINING: figures.training_figure(history, title),
-        CONFUSION: figures.confusion_figure(counts, names, f"{title}, test images"),
-        MISTAKES: figures.mistakes_figure(
-            images, labels, shares, names, f"{title}: worst mistakes on the test images"
-        ),
-    }
+    write_csv(folder / CONFUSION, rows)
+    figure = figures.training_figure(history, f"{config.network_name}, {config.dataset_name}")
     with ignored_warnings():  # of letters that the font does not have
-        for name, figure in drawn.items():
-            if figure is not None:
-                figures.save(figure, folder, name)
+        figures.save(figure, folder, TRAINING)
