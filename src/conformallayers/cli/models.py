@@ -150,7 +150,7 @@ def predict(
     Args:
         model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo, such as
             digits-micro.
-        paths: Images, .npy files with samples, or folders with both.
+        paths: Images, or folders with them.
     """
     from ..lab.predict.predict import run_predict
 

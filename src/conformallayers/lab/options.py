@@ -62,7 +62,7 @@ class ExportOptions(FoldOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How to read samples, run the network and write predictions.
+    """How to read images, run the network and write predictions.
 
     Args:
         top: Classes per image.

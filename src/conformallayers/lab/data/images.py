@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,23 +25,21 @@ class Unreadable(Exception):
     """Raised with the reason why a file cannot be read."""
 
 
-def require_file(path: str) -> None:
-    """Raise Unreadable unless a path is that of a regular file; opening a pipe would block."""
-    if not os.path.isfile(path):
-        if os.path.exists(path):
-            raise Unreadable("no regular file")
-        raise Unreadable("a link to nothing" if os.path.islink(path) else "no such file")
-
-
-def files_below(
-    folder: str, suffixes: tuple[str, ...], onerror: Callable[[OSError], object]
-) -> Iterator[str]:
-    """Yield the files below a folder by suffix, sorted; hidden files and links to folders are skipped."""
+def files_below(folder: str, onerror: Callable[[OSError], object]) -> Iterator[str]:
+    """Yield the images below a folder, sorted; hidden files and links to folders are skipped."""
     for place, folders, files in os.walk(folder, onerror=onerror):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if name.lower().endswith(suffixes) and not name.startswith("."):
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
                 yield os.path.join(place, name)
+
+
+def find_images(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the images of files and folders, in order, and the folders that cannot be read."""
+    for path in paths:
+        closed: list[OSError] = []
+        yield from files_below(path, closed.append) if os.path.isdir(path) else [path]
+        yield from (str(error.filename) for error in closed)
 
 
 def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = False) -> Array:
@@ -53,11 +51,11 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = F
     from PIL import Image, UnidentifiedImageError
 
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise Unreadable(f"an image where the model takes {shape_text(shape)}; give .npy files")
+        raise Unreadable(f"an image where the model takes {shape_text(shape)}")
     with ignored_warnings(Image.DecompressionBombWarning):  # ignored are such as odd metadata
         try:
-            if isinstance(source, str):
-                require_file(source)
+            if isinstance(source, str) and os.path.exists(source) and not os.path.isfile(source):
+                raise Unreadable("no regular file")  # opening a pipe would block
             with Image.open(source, formats=_FORMATS) as image:
                 return _pixels(image, shape, resize)
         except Unreadable:

@@ -161,7 +161,7 @@ def _class_files(root: Path, below: str, where: str, at_least: int = 1) -> list[
     def fail(error: OSError) -> None:
         raise error
 
-    pictures = files_below(str(root / below), SUFFIXES, fail)
+    pictures = files_below(str(root / below), fail)
     files = [os.path.relpath(path, root) for path in pictures]
     if len(files) < at_least:
         expected = f"{at_least} or more pictures of the class {below}"

@@ -26,10 +26,9 @@ from ...utils.files import staged_files
 from ...utils.progress import progress
 from ...utils.text import csv_text, printable
 from ...zoo.catalogue import network_files
-from ..data.images import Array, Unreadable
+from ..data.images import Array, Unreadable, find_images, read_image
 from ..options import PredictOptions
 from ..training.saved_models import chosen_labels, load_model, locate
-from .samples import Sample, find_samples
 
 _FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
@@ -41,12 +40,12 @@ Row = dict[str, Any]
 def run_predict(
     model: str | os.PathLike[str], paths: Sequence[str], options: PredictOptions
 ) -> int:
-    """Write a row for every sample; report broken ones on standard error, skip them, and return their number."""
+    """Write a row for every image; report broken ones on standard error, skip them, and return their number."""
     if options.address is not None and not options.ray:
         raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
     network = open_network(model, options)
-    samples = list(find_samples(paths, network.input_shape))
-    batches = [samples[i : i + options.batch] for i in range(0, len(samples), options.batch)]
+    images = list(find_images(paths))
+    batches = [images[i : i + options.batch] for i in range(0, len(images), options.batch)]
     with contextlib.ExitStack() as stack:
         scored: Iterable[list[Row]] = (score(batch, network, options) for batch in batches)
         if options.ray and batches:
@@ -62,7 +61,7 @@ def run_predict(
 
 
 def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) -> int:
-    """Write every batch as soon as it is predicted; return the number of broken samples."""
+    """Write every batch as soon as it is predicted; return the number of broken images."""
     good = broken = 0
     for batch in batches:
         for row in batch:
@@ -80,7 +79,7 @@ def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) 
         good, broken = good + len(rows), broken + len(batch) - len(rows)
     if not good:
         got = f"none that could be read ({broken} broken)" if broken else "none"
-        remedy = "Name images, .npy files, or folders with them."
+        remedy = "Name images, or folders with them."
         raise refusal("predict PATHS", "something to predict", got, remedy)
     print(f"{good} predicted, {broken} broken", file=sys.stderr)
     return broken
@@ -128,14 +127,14 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     return ReadyNetwork(run, net.input_shape, labels or numbers, scales)
 
 
-def score(batch: Sequence[Sample], network: ReadyNetwork, options: PredictOptions) -> list[Row]:
-    """Read and run one batch; return a row for every sample."""
+def score(paths: Sequence[str], network: ReadyNetwork, options: PredictOptions) -> list[Row]:
+    """Read and run one batch; return a row for every image."""
     rows: list[Row] = []
     values: list[Array] = []
-    for sample in batch:
-        rows.append({"path": sample.name})
+    for path in paths:
+        rows.append({"path": path})
         try:
-            values.append(sample.read(network.input_shape, network.scales))
+            values.append(read_image(path, network.input_shape, network.scales))
         except Unreadable as fault:
             rows[-1]["broken"] = str(fault)
     outputs = network.run(np.stack(values)) if values else ()
@@ -197,7 +196,7 @@ def _line(format: str, cells: Sequence[Any]) -> str:
 
 @contextlib.contextmanager
 def _ray_batches(
-    batches: Sequence[Sequence[Sample]], model: str | os.PathLike[str], options: PredictOptions
+    batches: Sequence[Sequence[str]], model: str | os.PathLike[str], options: PredictOptions
 ) -> Iterator[Iterator[list[Row]]]:
     """Share batches among processes with Ray Data; yield their predictions in order, then leave the cluster."""
     for name, value in _QUIET.items():  # before the import, which reads them
@@ -219,7 +218,7 @@ def _ray_batches(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         ray.data.DataContext.get_current().execution_options.preserve_order = True
-        # A row of the data is a batch: samples go out, predictions come back.
+        # A row of the data is a batch: paths go out, predictions come back.
         data = ray.data.from_items([{"batch": pickle.dumps(batch)} for batch in batches])
         work = {"model": os.fspath(model), "options": options}
         done = data.map(_predicted, fn_kwargs=work, concurrency=options.workers)
