@@ -264,8 +264,6 @@ class SweepOptions(DataOptions):
     Args:
         trials: Trials of the study in total, pruned ones included.
         max_epochs: Most epochs of a trial.
-        space: Options to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
-            learning_rate=1e-4:0.1:log; the rest is searched as usual. A single VALUE fixes an option.
         size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
         subset: Train on this many images, always the same; all if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
@@ -275,7 +273,6 @@ class SweepOptions(DataOptions):
 
     trials: PositiveInt = 50
     max_epochs: PositiveInt = 50
-    space: tuple[str, ...] = ()
     size: str | None = None
     subset: int | None = None
     validation: PositiveFloat = 0.1

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
 from conformallayers.lab.experiments.records import Row
-from conformallayers.lab.experiments.sweep import parse_space, run_sweep
+from conformallayers.lab.experiments.sweep import run_sweep
 from conformallayers.lab.options import SweepOptions
-from conformallayers.lab.training.config import make_config
 
 Run = Callable[..., Row]
 
@@ -55,7 +53,7 @@ def test_search_trains_networks_and_never_sees_test_images(
     small: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"trials": 3, "max_epochs": 2, "subset": 90, "validation": 20}
-    options = SweepOptions(**sizes, space=("alpha=spectral",), out=tmp_path)
+    options = SweepOptions(**sizes, out=tmp_path)
     record = run_sweep("LeNetCL", small, options)
     lines = capsys.readouterr().out.splitlines()
     assert record["images"] == {"train": 90, "validation": 20}
@@ -66,7 +64,6 @@ def test_search_trains_networks_and_never_sees_test_images(
     assert {"study.json", "journal.log", "study.png"} <= names
     assert json.loads((tmp_path / "study.json").read_text()) == record
     assert record["command"].startswith("conformallayers sweep LeNetCL digits --trials 3")
-    assert "--space alpha=spectral" in record["command"]
 
 
 def test_search_space_is_the_papers_and_bad_trials_end_early(
@@ -91,19 +88,6 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(
     assert all(row["validation_accuracy"] is None for row in pruned)
     assert rows[0]["learning_rate"] < 0.3  # found what is good
     assert min(row["epochs_run"] for row in pruned) == 50 // 3**2  # the paper's first level
-
-
-def test_own_space_is_searched_and_kept(quick: Run) -> None:
-    space = ("learning_rate=1e-5:1e-3:log", "optimizer=rmsprop", "weight-decay=0,0.1", "epochs=2:3")
-    record = quick(trials=6, space=space)
-    for row in record["trials"]:
-        assert 1e-5 <= row["learning_rate"] <= 1e-3
-        assert row["optimizer"] == "rmsprop"
-        assert row["weight_decay"] in (0.0, 0.1)
-        assert row["epochs"] in (2, 3)
-        assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
-    with pytest.raises(cl.ConformalError, match=r"sweep --space: expected \['learning_rate"):
-        quick(trials=6)
 
 
 def test_study_goes_on_with_new_numbers(quick: Run) -> None:
@@ -149,35 +133,3 @@ def test_loss_that_is_no_number_prunes_the_trial(
     assert {row["state"] for row in record["trials"]} == {"PRUNED"}
     assert record["trials"][0]["reason"].endswith("got nan.")
     assert not (tmp_path / "study.png").exists()
-
-
-CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
-
-
-def test_own_space_has_the_types_of_the_options() -> None:
-    texts = ["batch-size=4:16:log", "learning_rate=0.1:1", "alpha=young,2", "centre=true,false"]
-    assert parse_space([*texts, "weight_decay=0:0.9"], CONFIG) == {
-        "batch_size": IntDistribution(4, 16, log=True),
-        "learning_rate": FloatDistribution(0.1, 1.0),
-        "alpha": CategoricalDistribution(("young", 2.0)),
-        "centre": CategoricalDistribution((True, False)),
-        "weight_decay": FloatDistribution(0.0, 0.9),
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learning_rate=1:0.1", "sweep --space: expected NAME=LOW:HIGH"),
-        ("optimizer=adam:rmsprop", "sweep --space: expected NAME=LOW:HIGH"),
-        ("learning_rat=0.1:1", 'Did you mean "learning_rate"'),
-        ("classes=2,3", "sweep --space: expected one of"),
-        ("learning_rate=-1:1", "train --learning-rate: expected a value greater than 0, got '-1'"),
-        ("epochs=5:30", "at most 20 epochs, as --max-epochs says, got 30"),
-        ("preset=micro", "train --preset: expected no such option for LeNetCL"),
-    ],
-)
-def test_wrong_space_is_refused(text: str, message: str) -> None:
-    with pytest.raises(cl.ConformalError) as caught:
-        parse_space([text], CONFIG)
-    assert message in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from ...errors import ConformalError, ignored_warnings, refusal
+from ...errors import ConformalError, ignored_warnings
 from ...utils.files import write_json
-from ..checks import command_line, require_choice, require_same
+from ..checks import command_line, require_same
 from ..data.datasets import Dataset, load
 from ..options import SweepOptions
 from ..report import figures
-from ..training.config import DERIVED, TrainConfig, make_config
+from ..training.config import TrainConfig, make_config
 from ..training.own_networks import absolute, source_hash
 from ..training.train import epoch_rows
 from . import paper
@@ -38,12 +37,6 @@ Space = dict[str, BaseDistribution]
 BATCH_SIZES, LEARNING_RATES = (8, 256), (1e-4, 1e-1)
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 _PLACES = ("data_root", "verify", "trials", "out")  # options that may change in a study
-_FIXED = (
-    *("network", "dataset", "training_preset", "size", "validation", "seed", "threads", "device"),
-    *DERIVED,
-)
-_FORM = "NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE"
-_REMEDY = "Such as --space learning_rate=1e-4:0.1:log optimizer=adam,rmsprop."
 
 
 def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Row:
@@ -59,17 +52,15 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     names = {"network": absolute(network), "dataset": source.name}
     derived = {**source.options, "source": source_hash(names["network"])}
     config = make_config(**names, epochs=options.max_epochs, seed=options.seed, **derived)
-    own = parse_space(options.space, config)
     train_set, held_out = source.split(options.validation)
     if options.subset is not None:
         train_set = train_set.subset(options.subset)
     images = len(train_set.train_labels)
-    space = {**fitting_space(source.name, images, options.max_epochs), **own}
+    space = fitting_space(source.name, images, options.max_epochs)
     title = f"{config.network_name}-{config.dataset_name}"
     out = options.out or Path("results/sweep") / title
     chosen = {name: value for name, value in asdict(options).items() if name not in _PLACES}
-    kept = {**names, **chosen, "space": list(options.space)}
-    kept |= {"pictures": derived.get("pictures"), "source": derived["source"]}
+    kept = {**names, **chosen, "pictures": derived.get("pictures"), "source": derived["source"]}
     study = _open_study(title, options.max_epochs, out, kept)
     command = command_line(["sweep", *names.values()], {"trials": options.trials, **chosen})
     counts = {"train": images, "validation": len(held_out.test_labels)}
@@ -178,29 +169,3 @@ def fitting_space(dataset: str, images: int, max_epochs: int) -> Space:
         "learning_rate": FloatDistribution(*rates, log=small),
         "optimizer": CategoricalDistribution(paper.OPTIMIZERS),
     }
-
-
-def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
-    """Read ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log`` and ``NAME=VALUE,VALUE`` of options of train.
-
-    Every bound and value is checked as an option of the search's configuration, whose epochs are the maximum.
-    """
-    known = [name for name in TrainConfig.model_fields if name not in _FIXED]
-    space: Space = {}
-    for text in texts:
-        name, _, values = text.partition("=")
-        require_choice("sweep --space", name := name.replace("-", "_"), known, _REMEDY)
-        usual = config.model_dump()
-        ends, log = values.removesuffix(":log"), values.endswith(":log")
-        is_range = ":" in ends
-        words = ends.split(":" if is_range else ",")
-        found: Any = [getattr(make_config(**{**usual, name: word}), name) for word in words]
-        if name == "epochs" and max(found) > config.epochs:
-            expected = f"at most {config.epochs} epochs, as --max-epochs says"
-            raise refusal("sweep --space", expected, str(max(found)), "Give both.")
-        try:
-            kind: Any = IntDistribution if isinstance(found[0], int) else FloatDistribution
-            space[name] = kind(*found, log=log) if is_range else CategoricalDistribution(found)
-        except (TypeError, ValueError) as error:
-            raise refusal("sweep --space", _FORM, repr(text), _REMEDY) from error
-    return space
