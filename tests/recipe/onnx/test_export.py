@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx import export as exporter
 from conformallayers.recipe.onnx.export import export_onnx, onnx_model
 from conformallayers.recipe.operation import OPERATIONS
@@ -174,12 +175,37 @@ def test_a_missing_folder_is_created(path: Path) -> None:
 
 
 def test_a_missing_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("onnx", "onnxruntime"):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(cl.MissingExtra, match=r"needs onnx: pip install .*\[onnx\]"):
+        export_onnx(network(), path)
+    assert not list(path.parent.iterdir())
+
+
+@pytest.fixture
+def without_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnxruntime", None)
         exporter._newest.cache_clear()
-        with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, package, None)
-            with pytest.raises(cl.MissingExtra, match=rf"needs {package}: pip install .*\[onnx\]"):
-                export_onnx(network(), path)
+        yield
+    exporter._newest.cache_clear()
+
+
+@pytest.mark.usefixtures("without_runtime")
+@pytest.mark.parametrize("name", [TYPICAL, "whole points projective 1.5", "whole numbers 2d"])
+def test_without_onnxruntime_the_evaluator_of_onnx_compares(name: str, path: Path) -> None:
+    export_onnx(network(name), path)
+    assert [entry.version for entry in onnx.load(path).opset_import] == [20]
+
+
+@pytest.mark.usefixtures("without_runtime")
+def test_without_onnxruntime_other_numbers_refuse_the_export(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = lambda op, graph, z: abs(z).reduce_sample("ReduceSum").scalar()  # noqa: E731
+    monkeypatch.setitem(exporter.RUN, point.SumSquares, wrong)
+    model = cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(), nn.LPPool2d(2, 1, 2), cl.Flatten())
+    with pytest.raises(cl.ConformalError, match="at batch size 1 in the evaluator of onnx"):
+        export_onnx(cl.fold(model, (1, 8, 8)), path)
     assert not list(path.parent.iterdir())
 
 
