@@ -20,6 +20,24 @@ pytestmark = pytest.mark.usefixtures("seeded")
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
+@pytest.mark.parametrize("activation", [cl.ReSPro, cl.Gnomonic])
+def test_terms_left_out_are_negligible(activation: type[cl.RadialActivation]) -> None:
+    epsilon = 1e-3
+    layers = [
+        module
+        for channels in (1, *[8] * 11)
+        for module in (cl.Conv2d(channels, 8, 3, padding=1), activation())
+    ]
+    stage = stage_of(cl.ConformalLayers(*layers), (1, 12, 12))
+    unit = float(activation is cl.Gnomonic)
+    assert stage.unit == unit
+    (exact,), (short,) = forms_of(stage), forms_of(stage, epsilon)
+    assert not torch.equal(exact, short)
+    room = epsilon * (exact + unit * torch.eye(len(exact)))
+    for sign in (1, -1):
+        assert float(torch.linalg.eigvalsh(room + sign * (exact - short)).min()) >= 0
+
+
 @pytest.mark.parametrize("height", [1, 2, 3, 6, 10, 13])
 @both_forms
 def test_forms_are_the_products_of_the_responses(height: int, projective: bool) -> None:

@@ -158,15 +158,11 @@ def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
 
 
-def impulses(
-    shape: Shape, chunk: int, device: torch.device, wanted: Tensor | None = None
-) -> Iterator[Tensor]:
-    """Yield rows of the identity in float64 as batches of at most ``chunk`` samples of the given shape.
-
-    ``wanted`` are the numbers of the rows; without, all.
-    """
-    rows = torch.arange(math.prod(shape), device=device) if wanted is None else wanted
-    for part in rows.split(chunk):
-        identity = torch.zeros(len(part), math.prod(shape), dtype=torch.float64, device=device)
-        identity.scatter_(1, part[:, None], 1.0)
+def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the identity in float64 as batches of at most ``chunk`` samples of the given shape."""
+    size = math.prod(shape)
+    for start in range(0, size, chunk):
+        rows = min(chunk, size - start)
+        identity = torch.zeros(rows, size, dtype=torch.float64, device=device)
+        identity.diagonal(start).fill_(1)
         yield identity.view(-1, *shape)

@@ -93,6 +93,9 @@ T = TypeVar("T")
 SQUARED = 1e15  # numbers whose square fits into float32 with room
 LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
+TERMS = (
+    0.25  # the share of the rounding error that terms left out may take; a narrow band has the rest
+)
 _FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
 
 
@@ -194,7 +197,7 @@ class Problem:
     @cached_property
     def forms(self) -> Tensor:
         """Every Q in float64, (groups, d_in, d_in)."""
-        return forms_of(self.stage)
+        return forms_of(self.stage, TERMS * self.epsilon)
 
     def factor(self, group: int) -> Tensor | None:
         """Return L with ``LᵀL = Q`` of a form from the rows of its layers; None where Q must be summed up.

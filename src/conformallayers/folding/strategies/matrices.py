@@ -20,6 +20,7 @@ from ...recipe.recipe import RecipeBuilder
 from ..forms import is_negligible, row_order, triangular_factor
 from ..stages import RadialStage
 from .base import (
+    TERMS,
     Cost,
     Evaluation,
     Problem,
@@ -229,7 +230,7 @@ def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
     while narrowest < width:
         middle = (narrowest + width) // 2
         lost = ordered.masked_fill(distance <= middle, 0.0)
-        if is_negligible(ordered, lost, problem.epsilon, problem.stage.unit):
+        if is_negligible(ordered, lost, (1 - TERMS) * problem.epsilon, problem.stage.unit):
             width = middle
         else:
             narrowest = middle + 1
