@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from conformallayers import container
 from conformallayers.folding import fold
@@ -19,6 +20,9 @@ from conformallayers.recipe.torch.module import RecipeModule
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "131072")
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
 torch.set_num_threads(1)
+# The same cases in every run; make soak draws new ones.
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
