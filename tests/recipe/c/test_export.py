@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing import relative_error
 from programs import (
@@ -187,15 +185,10 @@ def network(strategy: str = "dense", rule: str = "published") -> Recipe:
 
 @needs_compiler
 @pytest.mark.parametrize("strategy", ["dense", "conv"])
-def test_the_measured_errors_are_in_the_header(strategy: str, tmp_path: Path) -> None:
+def test_programs_of_small_recipes(strategy: str, tmp_path: Path) -> None:
     fold = Fold(network(strategy))
-    x = torch.randn(100, *SHAPE, generator=torch.Generator().manual_seed(2))
-    made = export(fold, tmp_path, samples=x.numpy())
-    assert made.output_error < 1e-6
-    header = made.header.read_text("ascii")
-    assert f"{made.output_error:.2g}" in header
-    assert "same largest output in" in " ".join(header.replace("\n *", "").split())
-    assert str(made).splitlines()[-1] == made.measured
+    made = export(fold, tmp_path)
+    assert f"work:        {made.multiply_adds} multiply-adds" in made.header.read_text("ascii")
     (run,) = compiled(tmp_path, [made])
     check(run(hard(SHAPE)), fold, hard(SHAPE), 1e-5)
 
@@ -260,15 +253,6 @@ def test_names_of_classes_are_in_the_header(tmp_path: Path) -> None:
         export(fold, tmp_path)
 
 
-@pytest.mark.parametrize("label", [1, None, "\ud800", "nul\0x"])
-def test_labels_that_c_cannot_hold_are_refused(label: Any, tmp_path: Path) -> None:
-    fold: Any = Fold(network())
-    fold.labels = ("a", "b", label)
-    with pytest.raises(ConformalError, match=rf"labels of UTF-8 .*, got {re.escape(repr(label))}"):
-        export(fold, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
 @needs_compiler
 def test_pairs_that_do_not_belong_together_do_not_compile(tmp_path: Path) -> None:
     export(Fold(network("conv")), tmp_path)
@@ -319,9 +303,6 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     fold, target = Fold(network()), tmp_path / "new"
     with pytest.raises(ConformalError, match=r"Fold it first"):
         export(torch.nn.Identity(), target)
-    for samples in (torch.zeros(0, *SHAPE), torch.zeros(SHAPE), torch.full((1, *SHAPE), np.nan)):
-        with pytest.raises(ConformalError, match=r"export_c\(samples=\.\.\.\)"):
-            export(fold, target, samples=samples)
     fold.constants.matrix[0, 0] = float("inf")
     with pytest.raises(ConformalError, match=r"expected finite weights.*infinity in matrix"):
         export(fold, target)
@@ -334,21 +315,6 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
     y = builder.add(layer.Call, INPUT, module=module, what="mul(x, x)", result=(3,))
     with pytest.raises(ConformalError, match=r"operations supported by C, got mul\(x, x\)"):
         export(Fold(builder.recipe(y)), tmp_path)
-
-
-def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
-    def scaled(kind: type[Operation], *energies: int, **fields: Any) -> Recipe:
-        builder = RecipeBuilder((3,))
-        unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-        n = builder.add(point.SumSquares, unit, name="n")
-        n = builder.add(kind, *([n] * len(energies)), name="n", **fields)
-        tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["gnomonic"])
-        return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
-
-    made = export(Fold(scaled(layer.Add, 1, 2)), tmp_path)
-    assert "= s_n + s_n;" in made.source.read_text("ascii")
-    with pytest.raises(ConformalError, match=r"got elementwise of a scalar\."):
-        export(Fold(scaled(layer.Elementwise, 1, function="tanh")), tmp_path)
 
 
 def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from conformallayers.errors import ConformalError
-from programs import FLAGS, SANITIZED, compiler, export, needs_compiler, small_networks
+from programs import FLAGS, SANITIZED, compiler, export, small_networks
 
 
 def self_test(folder: Path, name: str, *command: str) -> int:
@@ -26,8 +25,7 @@ def self_test(folder: Path, name: str, *command: str) -> int:
 def test_programs_pass_and_broken_ones_fail(machine: str, tmp_path: Path) -> None:
     command = [*compiler(machine), *FLAGS, *(SANITIZED if machine == "gcc" else [])]
     for number, fold in enumerate(small_networks().values()):
-        x = 10 * torch.randn(2, *fold.input_shape, generator=torch.Generator().manual_seed(number))
-        made = export(fold, tmp_path, name=f"net{number}", samples=x, example=True)
+        made = export(fold, tmp_path, name=f"net{number}", example=True)
         assert self_test(tmp_path, made.name, *command) == 0
     text = made.source.read_text()
     changed = text.replace(
@@ -49,15 +47,6 @@ def test_every_compiler_takes_the_program_without_a_warning(
         line = [*command, f"-DNET{number}_SELF_TEST", made.source.name]
         done = subprocess.run(line, cwd=tmp_path, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-
-
-@needs_compiler
-@pytest.mark.parametrize("size", [0.0, 1e11])
-def test_images_of_zeros_and_of_large_numbers(size: float, tmp_path: Path) -> None:
-    for name, fold in small_networks().items():
-        x = torch.full((1, *fold.input_shape), size)
-        made = export(fold, tmp_path, name=name.split()[0], samples=x, example=True)
-        assert self_test(tmp_path, made.name, "cc") == 0
 
 
 def test_outputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformallayers.recipe.c.text import comment, functions, helpers, indented
+from conformallayers.recipe.c.text import functions, helpers, indented
 
 
 def test_a_program_gets_what_it_calls() -> None:
@@ -30,7 +30,3 @@ def test_statements_are_indented_and_wrapped() -> None:
     assert lines[-1] == "    }"
     assert max(map(len, lines)) <= 98
     assert " ".join(line.strip() for line in lines[1:-1]) == call
-
-
-def test_comments_cannot_end_early() -> None:
-    assert comment(["a */ é"]).count("*/") == 1

@@ -167,7 +167,7 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         parts = [folded(part.to(folded.dtype)) for part in x.split(_BATCH)]
     expected, labels = torch.cat(parts).float(), truth.numpy()
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
-        made = export_c(folded, folder, samples=x, optimize="size")
+        made = export_c(folded, folder, optimize="size")
         run = run_on_device(made, x.numpy())
     name = Path(network).name.removesuffix(".safetensors")
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ from ... import __version__
 from ...utils.text import count, size, table
 from .constants import QUAD, Array, Constant, number
 from .program import Program
-from .text import WIDTH, comment, fill, quoted
+from .text import fill, quoted
 
 DEFAULT = "cl_model"
 _LIMIT = (
@@ -37,9 +36,6 @@ class CExport:
         work_bytes: of work memory, the arena.
         caller_bytes: of one image and its outputs in float32, which the caller has.
         multiply_adds: of one image.
-        samples: that the errors were measured on.
-        output_error: largest relative error of an output against the fold.
-        agreement: share of samples with the same largest output.
         makefile, example: the files of an example, or None.
     """
 
@@ -51,9 +47,6 @@ class CExport:
     work_bytes: int
     caller_bytes: int
     multiply_adds: int
-    samples: int
-    output_error: float
-    agreement: float
     makefile: Path | None = None
     example: Path | None = None
 
@@ -75,7 +68,7 @@ class CExport:
 
     @property
     def report(self) -> str:
-        """Sizes, work and measured errors of the program, without the names of its files."""
+        """Sizes and work of the program, without the names of its files."""
         rows = [(name, f"{taken}") for name, taken in self.arrays]
         rows.append(("constants", f"{self.constant_bytes}"))
         rows.append(("work memory", f"{self.work_bytes}"))
@@ -85,17 +78,8 @@ class CExport:
             f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
             f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.ram_bytes)}, of which "
             f"{size(self.caller_bytes)} are the image and the outputs",
-            self.measured,
         ]
         return "\n".join(lines)
-
-    @property
-    def measured(self) -> str:
-        """The errors against the fold, in one line."""
-        return (
-            f"measured against the fold on {self.samples} samples: largest relative error of the outputs "
-            f"{self.output_error:.2g}; same largest output in {self.agreement:.1%}"
-        )
 
 
 def texts_of(
@@ -107,11 +91,10 @@ def texts_of(
         folded: the network.
         program: its arrays and statements.
         image, outputs: of the self-test: bytes, which stand for byte / 255, and what is expected.
-        result: files, sizes and errors, for the header.
+        result: files and sizes, for the header.
     """
     name, macro = result.name, result.name.upper()
-    origin = folded.origin or ""
-    origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
+    origin, strategy = (_safe(text) for text in (folded.origin, folded.strategy))
     needed, body = program.code
     arrays = "\n".join(constant.text() for constant in program.constants)
     arrays = QUAD + arrays if any(constant.quads for constant in program.constants) else arrays
@@ -127,16 +110,13 @@ def texts_of(
         "flash_bytes": result.constant_bytes,
         "version": __version__,
         "origin": origin,
+        "strategy": strategy,
         "labels": _labels(macro, folded.labels),
     }
-    about = _about(folded, result, origin)
     default = name == DEFAULT
-    title = f"{name}.h: a folded network. Do not edit: export it again."
-    words["about"] = comment([title, *about])
     words |= _optional("header{}.h", words, default, program.reads_bytes)
     header = fill("header.h", words)
-    title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
-    words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
+    words |= {"constants": arrays, "helpers": needed, "body": body}
     words["levels"] = "const uint8_t *levels, " if program.reads_bytes else ""
     words["none"] = "NULL, " if program.reads_bytes else ""
     tests = (
@@ -165,28 +145,16 @@ def _optional(file: str, words: dict[str, Any], default: bool, reads_bytes: bool
     return found
 
 
-def _about(folded: Any, result: CExport, origin: str) -> list[str]:
-    """Describe the network for the header."""
-    facts = {
-        "written by": f"conformallayers {__version__}",
-        "input": " x ".join(map(str, folded.input_shape)),
-        "output": " x ".join(map(str, folded.output_shape)),
-        "weights": f"{result.dtype}, {result.constant_bytes} bytes of constants",
-        "work memory": f"{result.work_bytes} bytes",
-        "work": f"{result.multiply_adds} multiply-adds per image",
-        "strategy": folded.strategy,
-        "origin": origin or "unknown",
-    }
-    lines = ["", *(f"{key + ':':<13}{value}" for key, value in facts.items()), ""]
-    wrapped = textwrap.wrap(result.measured[:1].upper() + result.measured[1:] + ".", WIDTH - 4)
-    return [*lines, *wrapped]
+def _safe(text: str | None) -> str:
+    """Return a text of a file if it can neither end a comment nor a string in C, else nothing."""
+    return text if text and re.fullmatch(r"[\w:.+-]*", text, re.ASCII) else ""
 
 
 def _labels(macro: str, labels: Sequence[str] | None) -> str:
     """Return the names of the classes as a macro for an array of strings, or nothing."""
     if labels is None:
         return ""
-    names = ", \\\n".join(f"    {quoted(label)}" for label in labels)
+    names = ", \\\n".join(f"    {quoted(str(label))}" for label in labels)
     return (
         "/* The names of the outputs in UTF-8: const char *const names[] = "
         f"{macro}_LABELS; */\n#define {macro}_LABELS {{ \\\n{names}}}\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import refusal
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
@@ -447,15 +446,3 @@ def _geometry(op: Any, program: Program, x: str, y: str) -> str:
     for pair in (*missing, *ends):
         numbers += [int(n) for table in pair for n in table]
     return program.array(f"{y}_windows", np.array(numbers), "int32_t")
-
-
-def write_scalar(op: Operation, program: Program) -> None:
-    """Append an operation on scalars of samples: a sum of energies, or an energy clamped at 0."""
-    given = [program.scalar(name) for name in op.inputs]
-    if isinstance(op, layer.Add):
-        program.define(op.outputs[0], " + ".join(given))
-    elif isinstance(op, layer.Elementwise) and op.function == "relu":
-        program.define(op.outputs[0], f"positive({given[0]})")
-    else:
-        got, remedy = f"{op.kind} of a scalar", 'Fold with strategy="dense".'
-        raise refusal("export_c(folded)", "operations supported by C", got, remedy)

@@ -1,11 +1,11 @@
-"""The text of C programs: functions from ``templates``, comments, indentation. ASCII only."""
+"""The text of C programs: functions from ``templates``, indentation. ASCII only."""
 
 from __future__ import annotations
 
 import re
 import string
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,13 +47,6 @@ def functions(text: str) -> str:
 def fill(template: str, words: dict[str, object]) -> str:
     """Return a file of ``templates`` with its words replaced."""
     return string.Template((_FOLDER / template).read_text("ascii")).substitute(words)
-
-
-def comment(lines: Sequence[str]) -> str:
-    """Return a block comment; nothing in it can end it early."""
-    safe = [line.encode("ascii", "replace").decode().replace("*/", "* /") for line in lines]
-    body = "\n".join(f" * {line}".rstrip() for line in safe)
-    return f"/*\n{body}\n */\n"
 
 
 def quoted(text: str) -> str:

@@ -1,4 +1,15 @@
-$about
+/*
+ * $name.h: a folded network. Do not edit: export it again.
+ *
+ * written by:  conformallayers $version
+ * input:       $input_shape
+ * output:      $output_shape
+ * weights:     $dtype, $flash_bytes bytes of constants
+ * work memory: $work_bytes bytes
+ * work:        $multiply_adds multiply-adds per image
+ * strategy:    $strategy
+ * origin:      $origin
+ */
 #ifndef ${macro}_H
 #define ${macro}_H
 

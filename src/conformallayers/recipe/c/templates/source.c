@@ -1,4 +1,4 @@
-$about
+/* $name.c: see $name.h. Compile as C99 or C++17 and link with -lm. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
