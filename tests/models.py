@@ -85,6 +85,35 @@ class Calls(nn.Module):
         return torch.cat([self.third(self.second(z)), F.leaky_relu(u, 0.2), v.abs(), y], 1) + 1
 
 
+# Functions of maps (B, C, ...) as people write them; the sizes of the result are as large as theirs, or smaller.
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "shift": lambda x: 2 * x - 1,
+    "one channel": lambda x: x[:, -1:],
+    "every other channel": lambda x: x[:, ::2],
+    "swap": lambda x: x.transpose(1, -1),
+    "gate": lambda x: x * torch.sigmoid(x.mean(-1, keepdim=True)),
+    "centre": lambda x: x - x.mean(1, keepdim=True),
+    "roll": lambda x: x.roll(1, 1),
+    "halve": lambda x: F.interpolate(x, scale_factor=0.5),
+    "edge": lambda x: F.pad(x[..., 1:], (0, 1), value=0.5),
+    "normalise": lambda x: F.group_norm(x, 1),
+}
+
+
+class Function(nn.Module):
+    """Call a function by its name, so that models can be pickled."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return FUNCTIONS[self.name](x)
+
+    def extra_repr(self) -> str:
+        return self.name
+
+
 class Generator:
     """Draw models from a random number generator, which seeds torch's own."""
 
@@ -140,6 +169,9 @@ class Generator:
         for _ in range(rng.randint(2, 5)):
             parts.append(self._block(image))
             image = output_shape(parts[-1], image)
+            if self.calls and min(image[1:]) > 1 and rng.random() < 0.4:
+                parts.append(Function(rng.choice(list(FUNCTIONS))))
+                image = output_shape(parts[-1], image)
             others = nn.SiLU(), nn.Sigmoid(), nn.Hardswish(), nn.GELU()
             bend = self.rectifier(image[0]) if rectifiers else rng.choice((nn.ReLU(), *others))
             parts += self.some(1.0 if rectifiers else 0.4, bend)
@@ -147,7 +179,9 @@ class Generator:
             pooled = self.some(0.4, _class("AdaptiveAvgPool", n)(1))
             features = image[0] if pooled else math.prod(image)
             parts += [*pooled, nn.Flatten(), *self.some(0.3, nn.BatchNorm1d(features))]
-            parts += [nn.Linear(features, 3), nn.BatchNorm1d(3), nn.Linear(3, 5)]
+            hidden = rng.choice((1, 3))
+            parts += [nn.Linear(features, hidden), nn.BatchNorm1d(hidden)]
+            parts.append(nn.Linear(hidden, 5, bias=rng.random() < 0.5))
         return randomised(nn.Sequential(*parts), rng.randint(0, 99)).double(), shape
 
     # -- parts of both ----------------------------------------------------------------------------

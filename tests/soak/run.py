@@ -11,13 +11,14 @@ from multiprocessing import get_context
 
 import torch
 
-from soak import expansion, files, networks, runtimes, stale
+from soak import expansion, files, networks, readers, runtimes, stale
 from soak.case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
     "networks": networks.attack,
     "expansion": expansion.attack,
     "files": files.attack,
+    "readers": readers.attack,
     "stale": stale.attack,
     "runtimes": runtimes.attack,
 }

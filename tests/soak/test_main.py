@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conformallayers.folding import cache
+from conformallayers.lab.report import page
 from conformallayers.recipe import file
 from conformallayers.recipe.numpy import operations as numpy_operations
 from conformallayers.recipe.point_operations import Divide
@@ -73,11 +74,16 @@ def blind_checksum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(file, "_checksum", lambda document, arrays: Equal())
 
 
+def raw_markup(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page, "escape", str)
+
+
 FAULTS: dict[str, tuple[str, Plant, int]] = {
     "division": ("networks", wrong_division, 6),
     "growths": ("runtimes", wrong_growths, 12),
     "cache": ("stale", blind_cache, 3),
     "checksum": ("files", blind_checksum, 20),
+    "markup": ("readers", raw_markup, 2),
 }
 
 
