@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,31 +226,6 @@ def test_a_closed_pipe_ends_quietly(grey: Path, tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
-FORBIDDING = """
-import sys
-
-class Forbidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "pydantic", "ray"):
-            raise AssertionError(f"{name} was imported")
-
-sys.meta_path.insert(0, Forbidden())
-from conformallayers.cli.app import main
-main()
-"""
-
-
-def test_numpy_predicts_where_torch_is_not(grey: Path, tmp_path: Path) -> None:
-    path = save_grey(tmp_path / "a.png")
-    words = [sys.executable, "-c", FORBIDDING, "predict", str(grey), str(path), "--engine", "numpy"]
-    done = subprocess.run(
-        words, env=source_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert str(path) in done.stdout
-    assert done.stderr == "1 predicted, 0 broken\n"
-
-
 def test_runs_of_plain_networks_predict_as_their_layers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,8 +238,6 @@ def test_runs_of_plain_networks_predict_as_their_layers(
         expected = run.model(as_input(found))[0]
     found = [choice["score"] for choice in sorted(row["top"], key=lambda c: c["class"])]
     assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
-    assert run_command("predict", run.folder, path, "--engine", "numpy") == 1
-    assert "expected a file of cl.save" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -284,8 +256,11 @@ def test_wrong_options_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_scores_that_are_not_finite_are_reported(grey: Path, tmp_path: Path) -> None:
-    network = replace(open_network(grey, PredictOptions()), run=lambda x: np.full((1, 4), np.nan))
+def test_scores_that_are_not_finite_are_reported(
+    grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = open_network(grey, PredictOptions())
+    monkeypatch.setattr(network.run, "_run", lambda x: np.full((len(x), 4), np.nan))
     path = str(save_grey(tmp_path / "a.png"))
     broken = {"path": path, "broken": "scores that are not finite"}
     assert score([path], network, PredictOptions()) == [broken]
@@ -301,8 +276,6 @@ def test_equal_scores_keep_the_order_of_the_classes() -> None:
 def test_networks_without_classes_are_refused(tmp_path: Path) -> None:
     stages = cl.Conv2d(1, 2, 3), cl.ReSPro()
     cl.save(cl.fold(cl.ConformalLayers(*stages), GREY), path := tmp_path / "net.safetensors")
-    for engine in ("torch", "numpy"):
-        with pytest.raises(
-            cl.ConformalError, match=r"expected a network that gives scores .*got \(B, 2, 6, 6\)"
-        ):
-            open_network(path, PredictOptions(engine=engine))
+    message = r"expected a network that gives scores .*got \(B, 2, 6, 6\)"
+    with pytest.raises(cl.ConformalError, match=message):
+        open_network(path, PredictOptions())

@@ -1,27 +1,25 @@
-"""Predict from paths to rows, one batch at a time, in the order of the paths; in torch, numpy or ONNX Runtime.
-
-Importing this file does not import torch, and a fold in numpy does without.
-"""
+"""Predict from paths to rows, one batch at a time, in the order of the paths; in torch, numpy or ONNX Runtime."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import io
 import json
 import logging
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 
 from ...errors import ClosedPipe, first_line, missing_extra, refusal, shape_text
+from ...session import Session
 from ...utils.files import staged_files
 from ...utils.progress import progress
 from ...utils.text import csv_text, printable
@@ -89,42 +87,28 @@ def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) 
 class ReadyNetwork:
     """A network that is ready to run."""
 
-    run: Callable[[Array], Array]
-    input_shape: tuple[int, ...]
+    run: Session
     labels: tuple[str, ...]
     scales: bool
 
 
 def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
     """Load a fold, or fold a run."""
-    engine, path = options.engine, locate(model, "predict")
-    net: Any
-    run: Any
-    if engine == "auto":  # the engines that start at once
-        engine = "numpy" if importlib.util.find_spec("torch") is None else "torch"
-    if engine == "numpy":
-        from ...numpy import load
-
-        net = run = load(path)
-    else:
-        import torch
-
-        from ...session import Session
-
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        net = load_model(path, "predict").fold("predict")
-        run = Session(net, engine=engine, threads=options.threads)
-    where = f"predict {os.fspath(model)}"
-    if len(net.output_shape) != 1:
-        got = f"(B, {shape_text(net.output_shape)[1:]}"
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    where, path = f"predict {os.fspath(model)}", locate(model, "predict")
+    folded = load_model(path, "predict").fold("predict")
+    if len(folded.output_shape) != 1:
+        got = f"(B, {shape_text(folded.output_shape)[1:]}"
         expected = "a network that gives scores (B, classes)"
         raise refusal(where, expected, got, "Add a Flatten and a head.")
-    (classes,) = net.output_shape
-    labels = chosen_labels(options.labels, net.labels, classes, where)
-    scales = options.resize or "pictures" in (net.about or {}) or path in network_files().values()
+    (classes,) = folded.output_shape
+    labels = chosen_labels(options.labels, folded.labels, classes, where)
     numbers = tuple(map(str, range(classes)))
-    return ReadyNetwork(run, net.input_shape, labels or numbers, scales)
+    about = folded.about or {}
+    scales = options.resize or "pictures" in about or path in network_files().values()
+    session = Session(folded, engine=options.engine, threads=options.threads)
+    return ReadyNetwork(session, labels or numbers, scales)
 
 
 def score(paths: Sequence[str], network: ReadyNetwork, options: PredictOptions) -> list[Row]:
@@ -134,7 +118,7 @@ def score(paths: Sequence[str], network: ReadyNetwork, options: PredictOptions) 
     for path in paths:
         rows.append({"path": path})
         try:
-            values.append(read_image(path, network.input_shape, network.scales))
+            values.append(read_image(path, network.run.input_shape, network.scales))
         except Unreadable as fault:
             rows[-1]["broken"] = str(fault)
     outputs = network.run(np.stack(values)) if values else ()

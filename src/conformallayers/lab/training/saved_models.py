@@ -1,7 +1,4 @@
-"""Load models for the command line: folds of cl.save, training runs, and networks of the zoo.
-
-Importing this file does not import torch, so that predictions by the numpy runtime start fast.
-"""
+"""Load models for the command line: folds of cl.save, training runs, and networks of the zoo."""
 
 from __future__ import annotations
 
@@ -9,18 +6,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from ...errors import refusal
+from ...folding.fold import fold
+from ...folding.folded import Folded
+from ...folding.save import load
 from ...utils.text import suggest
 from ...zoo.catalogue import network_files
+from ..data.batches import from_images
 from ..data.catalogue import SHAPES
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ...folding.folded import Folded
-    from .config import TrainConfig
+from .config import TrainConfig
+from .own_networks import plain_network
+from .run_folder import load_checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
 _SPECS = "a file of cl.save, the folder of a run, a training checkpoint, or a name of the zoo"
@@ -50,10 +50,6 @@ class Loaded:
 
     def fold(self, command: str, shape: tuple[int, ...] | None = None, **options: Any) -> Folded:
         """Fold the network of a run for images of a shape, by default the stored ones; keep a fold as it is."""
-        from ...folding.fold import fold
-        from ...folding.folded import Folded
-        from ..data.batches import from_images
-
         if isinstance(self.module, Folded):
             if shape is not None or options:
                 remedy = "It is folded already: leave --shape, --strategy and --dtype out."
@@ -91,8 +87,6 @@ def load_model(
     """Load a fold, the network of a run, or any network as PACKAGE:FACTORY with its weights, in evaluation mode."""
     name = os.fspath(model)
     if ":" in name and not os.path.exists(name):
-        from .own_networks import plain_network
-
         network = plain_network(name, weights)
         return Loaded(network.eval(), Path(name), about={"network": name.rpartition(":")[2]})
     if weights is not None:
@@ -101,15 +95,11 @@ def load_model(
     path = locate(model, command)
     if path.name == CHECKPOINT:
         return _load_run(path)
-    from ...folding.save import load
-
     folded = load(path)
     return Loaded(folded, path, folded.labels, folded.about or {})
 
 
 def _load_run(path: Path) -> Loaded:
-    from .run_folder import load_checkpoint
-
     found = load_checkpoint(path)
     config, module = found.network()
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
