@@ -25,7 +25,7 @@ def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for word in ("plain", "expanded", "conformal", "torch", "numpy", "C99", "Next:"):
         assert f"\n{word}" in shown
-    files = {"folded.png", "training.png", "metrics.json", "digits.safetensors", "c"}
+    files = {"training.png", "metrics.json", "digits.safetensors", "c"}
     assert {path.name for path in out.iterdir()} == files
     metrics = json.loads((out / "metrics.json").read_text("utf-8"))
     for name, found in metrics["networks"].items():
@@ -34,7 +34,7 @@ def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert found["difference"] < cl.testing.TOLERANCES[torch.float32]
     again = run_demo(tmp_path / "again", epochs=1)  # equal seeds give equal training
     assert again["history"] == metrics["history"]
-    assert (out / "folded.png").read_bytes() == (tmp_path / "again" / "folded.png").read_bytes()
+    assert (out / "training.png").read_bytes() == (tmp_path / "again" / "training.png").read_bytes()
 
 
 def test_networks_of_the_demo_fold_and_deploy_the_same_layers() -> None:

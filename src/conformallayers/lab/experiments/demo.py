@@ -135,11 +135,6 @@ def run_demo(out: Path, *, epochs: int = 20) -> Row:
         folds = {name: cl.fold(model, SHAPE) for name, model in models.items()}
         metrics = {name: compare(model, folds[name], data) for name, model in models.items()}
         lines = runtimes(folds["expanded"], data, out)
-        # Up to the first layer of the head, which folds into M.
-        (front,) = cl.inspect(models["conformal"][:3], SHAPE).parts
-    title = f"{_DEPTH} convolutions, {_DEPTH} ReSPro and a linear layer"
-    drawn = figures.folded_arrays(front.templates.flatten(1), front.forms[0].matrix, title)
-    figures.save(drawn, out, "folded")
     figures.save(figures.training_figure(history["expanded"], "expanded"), out, "training")
     record = {"epochs": epochs, "networks": metrics, "history": history}
     write_json(out / "metrics.json", record)

@@ -66,18 +66,6 @@ def draw_signed(axes: Any, values: Tensor) -> Any:
     return axes.imshow((array / peak).numpy(), cmap="PuOr", vmin=-1, vmax=1)
 
 
-def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
-    """Draw M (d_out, d_in) and Q (d_in, d_in) of some layers, each divided by its largest entry."""
-    with styled(9, 5, columns=2) as (figure, (left, right)):
-        draw_signed(left, matrix)
-        bar = figure.colorbar(draw_signed(right, form), ax=[left, right], shrink=0.85)
-        bar.set_label("entry / largest entry")
-        left.set(title="M: one row an output", xlabel="input pixel", ylabel="output")
-        right.set(title="Q: the denominator's form", xlabel="input pixel", ylabel="input pixel")
-        figure.suptitle(f"{layers} as one map: y = M x / (‖x‖ + xᵀ Q x) + b")
-    return figure
-
-
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
     """Draw loss, known accuracies and learning rate of each epoch."""
     panels = {
