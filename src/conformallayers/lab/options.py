@@ -72,8 +72,7 @@ class PredictOptions:
         resize: Scale images of another size; otherwise they count as broken. A network of the zoo, or one that was
             trained on a folder of pictures, always scales.
         labels: Text file with the name of each class, one per line; those of the model if not given.
-        engine: torch, numpy (imports no torch), onnxruntime, or auto: torch if it is installed, else numpy. numpy
-            takes folds only; the others fold a run first.
+        engine: torch, numpy or onnxruntime; a run is folded first.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
         ray: Share the work among processes with Ray Data.
         workers: Processes of Ray.
@@ -86,7 +85,7 @@ class PredictOptions:
     batch: PositiveInt = 64
     resize: bool = False
     labels: Path | None = None
-    engine: Literal["auto", "torch", "numpy", "onnxruntime"] = "auto"
+    engine: Literal["torch", "numpy", "onnxruntime"] = "torch"
     threads: PositiveInt | None = None
     ray: bool = False
     workers: PositiveInt = 2
@@ -148,12 +147,10 @@ class BatchOptions(ThreadOptions):
 
     Args:
         batches: Batch sizes.
-        memory: Memory budget such as 4GiB: find the largest batch of each path within it.
         out: Folder for batches.json and the figure.
     """
 
     batches: tuple[PositiveInt, ...] = tuple(4**power for power in range(7))
-    memory: str | None = None
     out: Path = Path("results/experiment4")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -13,9 +14,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ... import networks
-from ...errors import first_line, refusal
+from ...errors import first_line
 from ...folding.fold import fold
-from ...utils.text import size
+from ...utils.text import count, size
 from ..measure import interleave, peak, settle
 from ..options import BatchOptions
 from ..report import figures
@@ -25,24 +26,20 @@ from .records import Cells, Records, Row, grouped
 RELU, LAYERS, FOLDED = PATHS = "D3ModNet", "D3ModNetCL, layer by layer", "D3ModNetCL, folded"
 _EXECUTIONS = 100
 _SECONDS = 20.0  # time limit of a row
-_FINE = 64  # the search for the largest batch stops at a relative resolution of 1/64
+_GPU = 4 * 2**30  # bytes of the GPU for which the paper counts images
 
 
 def run_batchsize(options: BatchOptions) -> Row:
     """Measure every path at every batch size, each in a process of its own; return the record."""
-    budget = None if options.memory is None else _bytes(options.memory)
-    how: Any = {"settings": ("threads",)}
-    name = "experiment 4"
-    rows = Records(name, options, "batches", ("path", "batch"), cells, batch_figure, **how)
-    limits = Records(name, options, "limits", ("path", "budget_bytes"), limit_cells, **how)
-    with rows, limits:
-        for path in PATHS:
-            alone = partial(measure_alone, path, threads=options.threads)
-            for batch in options.batches:
-                rows.row(path, batch, measure=partial(alone, batch))
-            if budget is not None:
-                limits.row(path, budget, measure=partial(_limit, path, budget, alone))
-    return rows.record
+    key, settings = ("path", "batch"), ("threads",)
+    records = Records(
+        *("experiment 4", options, "batches", key, cells, batch_figure), settings=settings
+    )
+    with records:
+        for path, batch in product(PATHS, options.batches):
+            measure = partial(measure_alone, path, batch, threads=options.threads)
+            records.row(path, batch, measure=measure)
+    return records.record
 
 
 def measure_alone(
@@ -77,53 +74,15 @@ def measure_here(path: str, batch: int, executions: int, threads: int | None) ->
     return {**row, "peak_bytes": peak() - before}
 
 
-def _bytes(text: str) -> int:
-    """Return the bytes of a size such as ``4GiB``."""
-    try:
-        return int(float(text.removesuffix("GiB")) * 2**30)
-    except ValueError as error:
-        where, remedy = "experiment 4 --memory", "Give a number of GiB."
-        raise refusal(where, "a size such as 4GiB", repr(text), remedy) from error
-
-
-def _limit(path: str, budget: int, measure: Callable[..., Row]) -> Row:
-    largest = largest_within(budget, lambda batch: measure(batch, 1).get("peak_bytes"))
-    return {"path": path, "budget_bytes": budget, "largest_batch": largest}
-
-
-def largest_within(budget: int, needed: Callable[[int], int | None]) -> int:
-    """Return the largest batch whose bytes fit a budget, to one part in 64; 0 if one image exceeds it."""
-
-    def fits(batch: int) -> bool:
-        bytes_needed = needed(batch)
-        return bytes_needed is not None and bytes_needed <= budget
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > max(1, low // _FINE):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def cells(rows: Sequence[Row]) -> Cells:
-    """Return a table of time and memory by path and batch size."""
-    return ["path", "batch", "ms a batch", "memory"], [
-        [
-            *(row["path"], str(row["batch"]), f"{row['milliseconds']['median']:.2f}"),
-            size(max(0, row["peak_bytes"])),
-        ]
-        for row in rows
-        if "failed" not in row
-    ]
-
-
-def limit_cells(rows: Sequence[Row]) -> Cells:
-    """Return a table of the largest batches within a memory budget."""
-    return ["path", "largest batch", "budget"], [
-        [row["path"], str(row["largest_batch"]), size(row["budget_bytes"])] for row in rows
-    ]
+    """Return a table of time and memory by path and batch size, and of the images that 4 GiB hold at that rate."""
+    lines = []
+    for row in rows:
+        if "failed" not in row:
+            used, batch = max(1, row["peak_bytes"]), row["batch"]
+            line = [row["path"], str(batch), f"{row['milliseconds']['median']:.2f}"]
+            lines.append([*line, size(used), count(_GPU * batch / used)])
+    return ["path", "batch", "ms a batch", "memory", "images in 4 GiB"], lines
 
 
 def batch_figure(rows: Sequence[Row]) -> Figure:

@@ -104,9 +104,6 @@ _SECTIONS: dict[str, tuple[str, str, Callable[[list[Row]], Cells]]] = {
     "Accuracy: Tables I and II": ("experiment 1", "accuracy/accuracy.json", accuracy.cells),
     "Time against depth": ("experiment 3", "experiment3/times.json", depth.cells),
     "Time and memory": ("experiment 4", "experiment4/batches.json", batchsize.cells),
-    "Largest batches": (
-        *("experiment 4 --memory 4GiB", "experiment4/limits.json", batchsize.limit_cells),
-    ),
     "Accuracy against cost": ("experiment 5", "experiment5/cifar10.json", cost.cells),
     "Times in ONNX Runtime": (
         *("experiment 5 --measure", "experiment5/cifar10-times.json", cost.time_cells),
