@@ -53,6 +53,7 @@ VARIANTS: dict[str, Row] = {
     "plain": {"expand": False},
     "plain, rate × 0.5": {"expand": False, "rate": 0.5},
     "plain, rate × 2": {"expand": False, "rate": 2},
+    "plain, weight decay 0.06": {"expand": False, "weight_decay": 0.06},
     "branches": {"kind": "branches"},
     "chain": {"kind": "chain"},
     "chain+branches": {},
@@ -61,6 +62,7 @@ VARIANTS: dict[str, Row] = {
     "chain+branches, from random terms": {"random": True},
     "chain+branches, rate × 0.5": {"rate": 0.5},
     "chain+branches, rate × 2": {"rate": 2},
+    "chain+branches, weight decay 0.06": {"weight_decay": 0.06},
 }
 
 
@@ -73,7 +75,7 @@ def run_expansion(options: ExpansionOptions) -> Row:
     data = datasets.load(options.dataset, options.data_root, verify=options.verify)
     records = Records(
         *(_WHERE, options, options.dataset, ("name", "variant", "seed"), cells),
-        settings=("dataset", "epochs"),
+        settings=("dataset", "epochs", "validation"),
     )
     with records:
         for seed, variant, name in product(
