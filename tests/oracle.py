@@ -98,12 +98,22 @@ def oracle(
     return run_conformal(model, x, Run(vectors or {}))
 
 
+def pair(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (x, t) behind the last layer of a float64 ConformalLayers, before the division."""
+    value = _passed(model, x, Run())
+    return value.x, value.t
+
+
 def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
+    return _passed(model, x, run).point
+
+
+def _passed(model: nn.Module, x: Tensor, run: Run) -> Value:
     value = Value(x, x.new_ones(len(x)), rms=getattr(model, "unit", "norm") == "rms")
     offset: Any = getattr(model, "offset", None)
     t = (value.energy(x) + (0.0 if offset is None else offset**2)).sqrt()
-    return _pass(model, replace(value, t=t, base=math.sqrt(value.size)), run).point
+    return _pass(model, replace(value, t=t, base=math.sqrt(value.size)), run)
 
 
 def per_sample(scalar: Tensor, x: Tensor) -> Tensor:

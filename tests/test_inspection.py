@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.inspection import Part
-from oracle import matrix_of, randomise
+from oracle import exact, matrix_of, pair, randomise
 from support import samples
 
 SHAPE = (2, 8, 7)
@@ -30,19 +30,6 @@ def network(kinds: tuple[bool, ...] = (False,) * 3) -> nn.Sequential:
     )
     model = nn.Sequential(features, nn.Flatten(), nn.Linear(5, 6), nn.Linear(6, 4))
     return randomise(model)  # type: ignore[return-value]
-
-
-def denominators(model: nn.Sequential, x: Tensor) -> Tensor:
-    """Follow (x, t) by the table of the paper; return t/s, where s is what x = 0 would give."""
-    t, s = x.flatten(1).norm(dim=1), 1.0
-    for module in copy.deepcopy(model[0]).double().eval():
-        if isinstance(module, cl.ReSPro):
-            alpha = float(module.alpha)
-            added = x.flatten(1).square().sum(1) / (2 * alpha)
-            t, s = alpha / 2 * t + (added / t if module.projective else added), alpha / 2 * s
-        else:
-            x = module(x)
-    return t / s
 
 
 def one(model: nn.Module, shape: tuple[int, ...], **options: Any) -> Part:
@@ -140,23 +127,11 @@ def test_templates_are_the_rows_of_m(kinds: tuple[bool, ...]) -> None:
     x = samples(SHAPE, torch.float64, batch=50) * torch.logspace(-3, 3, 50)[:, None, None, None]
     part = one(model, SHAPE)
     assert part.bias is not None
-    y = x.flatten(1) @ part.templates.flatten(1).T / denominators(model, x)[:, None] + part.bias
+    # A stage divides by D = t/s, with its t at the end and s = Π α/2.
+    _, t = pair(exact(model[0]).eval(), x)
+    d = t / math.prod(alpha / 2 for alpha in ALPHAS)
+    y = x.flatten(1) @ part.templates.flatten(1).T / d[:, None] + part.bias
     torch.testing.assert_close(y, cl.testing.reference(model.double(), x))
-
-
-@pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
-def test_a_published_network_is_its_templates_and_one_form(alpha: str | None) -> None:
-    layers = cl.Conv2d(2, 3, 3), cl.ReSPro(alpha), cl.Conv2d(3, 2, 3), cl.ReSPro(alpha)
-    model = nn.Sequential(cl.ConformalLayers(*layers), nn.Flatten(), nn.Linear(24, 4))
-    model(torch.rand(2, *SHAPE))  # a step of the power iteration
-    x = samples(SHAPE, torch.float64)
-    part = one(model, SHAPE, top=math.prod(SHAPE))
-    (form,) = part.forms
-    assert part.bias is not None
-    flat = x.flatten(1)
-    energies = (flat @ form.eigenimages.flatten(1).T).square() @ form.eigenvalues
-    y = flat @ part.templates.flatten(1).T / (flat.norm(dim=1) + energies)[:, None] + part.bias
-    torch.testing.assert_close(y, cl.testing.reference(model, x))
 
 
 def test_every_part_is_inspected_by_itself() -> None:
@@ -234,31 +209,6 @@ def staged(**embedding: Any) -> nn.Sequential:
     return randomise(nn.Sequential(features, nn.Flatten(), nn.Linear(8, 3)))  # type: ignore[return-value]
 
 
-def points_between(model: nn.Sequential, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Follow (x, t) by the table of the paper: where each stage starts, and where the last one ends."""
-    features = copy.deepcopy(model[0]).double().eval()
-    rms = features.unit == "rms"
-
-    def squared_norm(x: Tensor) -> Tensor:
-        total = x.flatten(1).square()
-        return total.mean(1) if rms else total.sum(1)
-
-    t = (squared_norm(x) + float(features.offset or 0) ** 2).sqrt()
-    found = [(x, t)]
-    for module in features:
-        if isinstance(module, cl.ReSPro):
-            alpha, n = float(module.alpha), squared_norm(x)
-            t = alpha / 2 * t + n / (2 * alpha * (t if module.projective else 1))
-        elif isinstance(module, nn.Conv2d) and module.bias is not None:
-            biases = t[:, None, None, None] * module.bias.view(1, -1, 1, 1)
-            x = nn.functional.conv2d(x, module.weight) + biases
-        else:
-            x = module(x)
-        if isinstance(module, (nn.LPPool2d, nn.ReLU)):
-            found.append((x, t))
-    return [*found, (x, t)]
-
-
 @pytest.mark.parametrize(
     "embedding", [{}, {"offset": 0.7}, {"unit": "rms", "offset": 2.0}], ids=str
 )
@@ -267,8 +217,8 @@ def test_stages_have_parts_of_their_own(embedding: dict[str, Any]) -> None:
     parts = cl.inspect(model, (2, 10, 10)).parts
     assert [(part.path, part.stage) for part in parts] == [(f"0 stage {i}", i) for i in (1, 2, 3)]
     assert [len(part.forms) for part in parts] == [2, 0, 1]
-    first, second, third, last = points_between(model, x)
-    # A stage divides by D = t/s, with its t at the end and s = Π α/2.
+    features = exact(model[0]).eval()
+    first, second, third, last = (pair(features[:stop], x) for stop in (0, 5, 8, 10))
     after = mapped(parts[0], *first).view(-1, 4, 7, 7) * (1.5 / 2 * 0.7 / 2)
     torch.testing.assert_close(nn.functional.lp_pool2d(after, 2, 2), second[0])
     after = mapped(parts[1], *second).relu() * (2.2 / 2)

@@ -95,6 +95,8 @@ def test_refusals_of_odd_arguments() -> None:
     x = torch.rand(2, 3, 8, 8)
     for act, text in (
         (lambda: cl.fold(model, x), "got a Tensor"),
+        (lambda: cl.fold(model, (4, 3, 8, 8)), "Leave the batch axis out"),
+        (lambda: cl.fold_error(folded, model, x), "The order is fold_error"),
         (lambda: folded(None), "a tensor, got NoneType"),
         (lambda: folded(x.to("meta")), "an input on cpu"),
         (lambda: model(x.numpy()), "torch.as_tensor"),
@@ -102,20 +104,6 @@ def test_refusals_of_odd_arguments() -> None:
     ):
         with pytest.raises(cl.ConformalError, match=text):
             act()
-
-
-def test_messages_of_common_mistakes() -> None:
-    model = conv_stack(4, channels=4, inputs=1, padding=1)
-    with pytest.raises(cl.ConformalError, match="Leave the batch axis out"):
-        cl.fold(model, (4, 1, 10, 10))
-    with pytest.raises(cl.ConformalError, match=r"torch\.dtype"):
-        cl.fold(model, (1, 10, 10), dtype="float64")
-    folded = cl.fold(model, (1, 10, 10))
-    with pytest.raises(cl.ConformalError, match="The order is fold_error"):
-        cl.fold_error(folded, model, torch.rand(2, 1, 10, 10))
-
-
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_a_tail_that_is_not_linear_is_not_absorbed() -> None:
@@ -257,6 +245,3 @@ def test_tiny_points_behind_a_published_activation_keep_their_squares(
     result = cl.fold(model, (2, 4, 4), strategy=strategy)(x)
     error = (result - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     assert float(error.max()) < 5e-6
-
-
-pytestmark = pytest.mark.usefixtures("seeded")

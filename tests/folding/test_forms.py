@@ -17,9 +17,6 @@ from support import both_forms, folds, samples, stage_of
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
 @pytest.mark.parametrize("activation", [cl.ReSPro, cl.Gnomonic])
 def test_terms_left_out_are_negligible(activation: type[cl.RadialActivation]) -> None:
     epsilon = 1e-3

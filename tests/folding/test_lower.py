@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -158,12 +157,3 @@ def test_a_function_of_samples_is_known_as_one() -> None:
     assert not by_sample(cl.Residual(nn.Linear(8, 8), of_batch))
     assert not by_sample(nn.Flatten(0))
     assert not by_sample(nn.Module())
-
-
-def test_the_module_is_left_alone() -> None:
-    module = nn.Conv1d(4, 3, 3)
-    before = copy.deepcopy(module.state_dict())
-    x = samples((4, 6), torch.float32)
-    run = lowered(module, x)
-    assert not any(array.requires_grad for array in run.buffers())
-    assert all(torch.equal(before[name], array) for name, array in module.state_dict().items())

@@ -11,6 +11,8 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.folding.operators import Operator
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 
 @pytest.mark.parametrize("kernel", [3, (3,), (3, 3)])
 def test_multiply_adds_of_windows_count_every_axis(kernel: int | tuple[int, ...]) -> None:
@@ -33,6 +35,3 @@ def test_the_operator_norm_is_a_bound_and_a_close_one() -> None:
         bound = Operator(conv, shape, out).norm
         true = float(torch.linalg.matrix_norm(columns, 2))
         assert true <= bound <= 1.5 * true
-
-
-pytestmark = pytest.mark.usefixtures("seeded")

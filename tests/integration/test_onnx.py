@@ -56,30 +56,6 @@ def test_numbers_of_every_network_and_strategy(name: str, path: Path) -> None:
         check(folded, path)
 
 
-class Kept(nn.Module):
-    """Layers of one's own around the folded part, some called as functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.part = nn.Conv2d(2, 2, 3, padding=1), net("chain")
-        self.last = nn.Linear(36, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x))
-        return self.last(torch.flatten(self.part(x), 1)).relu()
-
-
-def test_layers_before_and_behind_are_kept(path: Path) -> None:
-    folded = cl.fold(randomise(Kept()), SHAPE, strategy="dense")
-    cl.export_onnx(folded, path)
-    x = samples(SHAPE, torch.float32, 5)
-    x[0], x[1, 0, 0, 0] = 0, float("nan")
-    actual, expected = run(path, x), folded(x)
-    assert expected[0].any()  # the biases of the layers around it
-    assert relative_error(actual[[0, 2, 3, 4]], expected[[0, 2, 3, 4]]) <= 1e-5
-    assert torch.equal(actual[1].isnan(), expected[1].isnan())
-
-
 def test_heads_and_chunks_of_large_batches(path: Path) -> None:
     model = randomise(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 4), nn.ReLU()))
     folded = cl.fold(model, SHAPE, strategy="dense")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import conformallayers as cl
+from models import Join
 from nets import NETS, SHAPE, circular_net, net
 from nets import folds as folds_of
 from oracle import exact, exact_output, gradient_error, oracle, relative_error
@@ -48,6 +49,10 @@ def dynamo() -> Iterator[None]:
     [
         lambda: circular_net("learned"),
         lambda: net("stages")[0],
+        lambda: cl.ConformalLayers(
+            cl.Traced(Join([nn.Sequential(cl.Conv2d(2, 3, 1), cl.ReSPro()), cl.Conv2d(2, 3, 1)])),
+            cl.ReSPro(),
+        ),
         lambda: cl.ConformalLayers(
             *(nn.Upsample(scale_factor=1.5, mode="bilinear"), cl.Conv2d(2, 3, 3), cl.ReSPro()),
             *(cl.AvgPool2d(2), nn.LPPool2d(2, 2)),
@@ -150,29 +155,3 @@ def test_aot_inductor_compiles_folds(name: str, strategy: str, tmp_path: Path) -
     path = str(tmp_path / "net.pt2")
     package = torch._inductor.aoti_compile_and_package(exported(folded), package_path=path)
     agree(torch._inductor.aoti_load_package(package), folded, 1e-6)
-
-
-class _Block(nn.Module):
-    """A residual block that ends in a concatenation, for cl.Traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = cl.Conv2d(2, 2, 3, padding=1), cl.Conv2d(2, 2, 3, padding=1)
-        self.activation = cl.ReSPro(projective=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x + self.second(self.activation(self.first(x)))
-        return torch.cat([y + y, x], 1).flatten(1)
-
-
-@pytest.mark.slow
-def test_traced_modules_export_strictly_and_compile_as_one_graph() -> None:
-    torch.manual_seed(0)
-    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Traced(_Block()), cl.ReSPro())
-    x = torch.rand(3, 1, 6, 6)
-    folded = cl.fold(model, (1, 6, 6), strategy="layers")
-    program = torch.export.export(folded, (x,), strict=True)
-    assert relative_error(program.module()(x), folded(x)) < 1e-6
-    for network in (folded, model.train()):
-        compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-        assert relative_error(compiled(x), network(x)) < 1e-6

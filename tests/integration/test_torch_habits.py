@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 from cases import ALPHAS
-from conformallayers import container
 from nets import POOLED_SHAPE, pooled_net
 from oracle import exact_output, randomise, relative_error
 
@@ -103,26 +101,6 @@ def test_equal_seeds_give_equal_runs(alpha: str | float | None, x: Tensor) -> No
         assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_threads_fold_once(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, made, original = pooled_net().eval(), [], container.fold_layers
-    monkeypatch.setattr(
-        container, "fold_layers", lambda *a, **k: made.append(1) or original(*a, **k)
-    )
-    start = threading.Barrier(8)
-
-    def work() -> None:
-        start.wait()
-        with torch.no_grad():  # the mode belongs to the thread
-            model(x)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1
 
 
 def test_floating_point_operations_are_counted(x: Tensor) -> None:

@@ -12,19 +12,11 @@ from torch import Tensor
 import conformallayers as cl
 from cases import ALPHAS
 from conformallayers.recipe.point_operations import Divide, SumSquares
+from models import Quartic
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, folds, operations, samples, stage_of
 
 SHAPE = (2, 8, 7)
-
-
-class Quartic(cl.RadialActivation):
-    """A rule of a user's own."""
-
-    slope = 1.5
-
-    def growth(self, q: Tensor) -> Tensor:
-        return (1 + q**2) ** 0.5
 
 
 KINDS = {"Gnomonic": cl.Gnomonic, "own": Quartic}

@@ -75,21 +75,6 @@ def test_spectral_radius_behind_a_join_is_the_same_everywhere(dtype: torch.dtype
     assert relative_error(y, expected) <= TOLERANCES[dtype]
 
 
-def test_the_sum_keeps_the_coordinate_of_the_first() -> None:
-    # Published: what follows depends on t, so the order of the branches can be seen.
-    branch = nn.Sequential(cl.Linear(3, 3), cl.ReSPro(0.5))
-    skip = cl.ConformalLayers(cl.Parallel(nn.Identity(), branch), cl.ReSPro(1.0)).double()
-    turned = cl.ConformalLayers(cl.Parallel(branch, nn.Identity()), cl.ReSPro(1.0)).double()
-    x = 2 * samples((3,), torch.float64)
-    t = x.norm(dim=1, keepdim=True)
-    body = x @ branch[0].weight.T
-    t2 = 0.25 * t + body.square().sum(1, keepdim=True)
-    total = x + t / t2 * body
-    expected = total / (t / 2 + total.square().sum(1, keepdim=True) / 2)
-    assert relative_error(skip(x), expected) <= 1e-12
-    assert relative_error(turned(x), expected) > 1e-3
-
-
 def test_branches_without_activations_are_one_layer() -> None:
     model = cl.ConformalLayers(
         cl.Conv2d(2, 2, 3, padding=1),

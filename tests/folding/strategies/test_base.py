@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.strategies import STRATEGIES, conv
-from conformallayers.folding.strategies.base import RATES
-from conformallayers.folding.strategies.conv import best_route
+from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn import bounds
 from nets import conv_stack, with_linear_head
 
@@ -67,12 +60,6 @@ def test_an_activation_may_come_first() -> None:
         cl.testing.assert_folds(model, (2, 8, 8), strategy=strategy)
 
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
 def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None:
     class Shifted(nn.Conv2d):
         def forward(self, input: Tensor) -> Tensor:
@@ -98,46 +85,3 @@ def test_layers_with_branches_keep_the_whole_head() -> None:
     for strategy in ("auto", "layers", "dense"):
         folded = cl.fold(model, (2, 8, 8), strategy=strategy)
         assert cl.fold_error(model, folded, x) <= 5e-6, strategy
-
-
-# Machines that make one kind of work look free, so that every kind of step is taken somewhere.
-ALL_RATES = {
-    "fixed": RATES,
-    "free products": replace(RATES, gemm=1e18),
-    "free convolutions": replace(RATES, conv=1e18),
-    "free passes": replace(RATES, stream=1e18, call=0.0),
-    "dear calls": replace(RATES, call=1.0),
-    "dear passes": replace(RATES, stream=1e5),
-}
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_random_stacks(data: st.DataObject) -> None:
-    torch.manual_seed(data.draw(st.integers(0, 99)))
-    layers: list[nn.Module] = []
-    channels = inputs = data.draw(st.integers(1, 3))
-    for _ in range(data.draw(st.integers(1, 4))):
-        out = data.draw(st.integers(1, 6))
-        kernel = data.draw(st.integers(1, 3))
-        padding, stride = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 2))
-        layers.append(cl.Conv2d(channels, out, kernel, padding=padding, stride=stride))
-        layers.append(cl.ReSPro(projective=data.draw(st.booleans())))
-        if data.draw(st.booleans()):
-            layers.append(cl.AvgPool2d(2, ceil_mode=data.draw(st.booleans())))
-        channels = out
-    model = cl.ConformalLayers(*layers)
-    shape = (inputs, data.draw(st.integers(12, 20)), data.draw(st.integers(12, 20)))
-    try:
-        cl.trace(model, shape)
-    except cl.ConformalError:
-        return  # the image became too small
-    rates = ALL_RATES[data.draw(st.sampled_from(sorted(ALL_RATES)))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "best_route", partial(best_route, rates=rates))
-        cl.testing.assert_folds(model, shape, strategy="conv", dtypes=(torch.float64,))
-        x = torch.rand(5, *shape)
-        folds = [cl.fold(model, shape, strategy=name) for name in ("conv", "layers")]
-    composed, layered = (cl.fold_error(model, folded, x) for folded in folds)
-    # Sums that nearly cancel lose digits in float32, in the layers as well.
-    assert composed <= max(cl.testing.TOLERANCES[torch.float32], 4 * layered)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
@@ -103,6 +105,38 @@ def test_every_route_gives_the_layers_numbers(
     monkeypatch.setattr(conv, "best_route", partial(best_route, rates=ALL_RATES[kind]))
     model, shape = NETWORKS[name]
     cl.testing.assert_folds(model, shape, strategy="conv")
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_stacks(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    layers: list[nn.Module] = []
+    channels = inputs = data.draw(st.integers(1, 3))
+    for _ in range(data.draw(st.integers(1, 4))):
+        out = data.draw(st.integers(1, 6))
+        kernel = data.draw(st.integers(1, 3))
+        padding, stride = data.draw(st.integers(0, 1)), data.draw(st.integers(1, 2))
+        layers.append(cl.Conv2d(channels, out, kernel, padding=padding, stride=stride))
+        layers.append(cl.ReSPro(projective=data.draw(st.booleans())))
+        if data.draw(st.booleans()):
+            layers.append(cl.AvgPool2d(2, ceil_mode=data.draw(st.booleans())))
+        channels = out
+    model = cl.ConformalLayers(*layers)
+    shape = (inputs, data.draw(st.integers(12, 20)), data.draw(st.integers(12, 20)))
+    try:
+        cl.trace(model, shape)
+    except cl.ConformalError:
+        return  # the image became too small
+    rates = ALL_RATES[data.draw(st.sampled_from(sorted(ALL_RATES)))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv, "best_route", partial(best_route, rates=rates))
+        cl.testing.assert_folds(model, shape, strategy="conv", dtypes=(torch.float64,))
+        x = torch.rand(5, *shape)
+        folds = [cl.fold(model, shape, strategy=name) for name in ("conv", "layers")]
+    composed, layered = (cl.fold_error(model, folded, x) for folded in folds)
+    # Sums that nearly cancel lose digits in float32, in the layers as well.
+    assert composed <= max(cl.testing.TOLERANCES[torch.float32], 4 * layered)
 
 
 def test_every_kind_of_step_is_taken_somewhere() -> None:

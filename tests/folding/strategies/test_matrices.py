@@ -13,6 +13,8 @@ import conformallayers as cl
 from conformallayers.networks import DkNetCL
 from oracle import exact, matrix_of, oracle, randomise, relative_error
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 NEARLY_SINGULAR: dict[str, list[nn.Module]] = {
     "few rows": [cl.Flatten(), cl.Linear(45, 2), cl.ReSPro(1e-8)],
     "many rows of few": [
@@ -42,6 +44,3 @@ def test_a_deep_network_keeps_the_terms_that_count() -> None:
     band = folded.recipe.constants["band"]
     assert band.shape[1] < 3072  # blocks far from the diagonal are negligible
     assert cl.fold_error(model, folded, torch.rand(4, 3, 32, 32)) < 5e-6
-
-
-pytestmark = pytest.mark.usefixtures("seeded")

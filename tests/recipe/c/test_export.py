@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing import relative_error
+from nets import SHAPE, net
 from programs import (
     COMPILER,
     FLAGS,
@@ -31,7 +31,7 @@ from programs import (
     needs_compiler,
     run_program,
 )
-from recipe_cases import FORMULAS, RECIPE_CASES
+from recipe_cases import RECIPE_CASES
 
 CASES = {case.name: case for case in RECIPE_CASES}
 POINTS = [name for name in CASES if name.startswith(("points", "rescale", "rebase", "stages"))]
@@ -146,41 +146,10 @@ def test_programs_are_cpp_too(tmp_path: Path) -> None:
 
 # -- whole networks -----------------------------------------------------------------------------
 
-SHAPE = (2, 6, 6)
 
-
-def network(strategy: str = "dense", rule: str = "published") -> Recipe:
-    """A part with one activation, by a form or by its map, and a head of two layers."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    builder = RecipeBuilder(SHAPE)
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    if strategy == "dense":
-        rows = builder.add(layer.Reshape, unit, name="rows", shape=(72,))
-        places = torch.arange(72, dtype=torch.float64)
-        near = torch.exp(-((places[:, None] - places) ** 2))
-        form = builder.constant("form", near * (near > 1e-9) + 1e-3 * torch.diag(random(72) ** 2))
-        z = builder.add(layer.Matmul, rows, weight=form)
-        n = builder.add(point.SumSquares, z, name="n", weight=0.3)
-        v = builder.add(layer.Matmul, rows, weight=builder.constant("matrix", random(36, 72)))
-    else:
-        weight = builder.constant("kernel", random(4, 2, 3, 3))
-        options: dict[str, Any] = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
-        v = builder.add(layer.Conv, unit, weight=weight, **options)
-        n = builder.add(point.SumSquares, v, name="n", weight=0.3)
-        v = builder.add(layer.Reshape, v, shape=(36,))
-    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
-    y = builder.add(point.Divide, v, tau, m, name="y", scale=0.7)
-    for rows, columns in ((5, 36), (3, 5)):
-        held = {"weight": builder.constant("weight", random(rows, columns))}
-        held["bias"] = builder.constant("bias", random(rows))
-        y = builder.add(layer.Matmul, y, name="y", **held)
-        if rows == 5:
-            y = builder.add(layer.Elementwise, y, name="y", function="relu")
-    return builder.recipe(y)
+def network(strategy: str = "dense") -> Recipe:
+    """Return a conformal part, by forms or by its maps, and a head."""
+    return cl.fold(net("torus head"), SHAPE, strategy=strategy, dtype=torch.float64).recipe
 
 
 @needs_compiler

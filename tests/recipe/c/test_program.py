@@ -34,18 +34,6 @@ def test_values_share_memory_and_functions_of_one_number_join_the_product() -> N
     assert lines[-1].endswith("out);")
 
 
-def test_values_that_are_needed_later_are_not_overwritten() -> None:
-    builder = RecipeBuilder((2, 4))
-    x = builder.add(layer.Matmul, INPUT, weight=weight(builder, "w", 4, 4))
-    first = builder.add(layer.Slice, x, axis=0, start=0, stop=1)
-    second = builder.add(layer.Slice, x, axis=0, start=1, stop=2)
-    second = builder.add(layer.Elementwise, second, function="relu")
-    lines, _ = written(builder.recipe(builder.add(layer.Add, first, second)))
-    places = [line for line in lines if line.startswith(("const float v", "work[", "out["))]
-    assert places[0] == "const float v = work[4 + i];"
-    assert places[1] == "work[8 + i] = v < 0 ? 0 : v;"
-
-
 def test_names_are_identifiers_of_their_own() -> None:
     builder = RecipeBuilder((3,))
     names = ["a.b", "a_b", "form_scale", "form", "double", "form", "w", "w_scale"]

@@ -169,11 +169,6 @@ def test_outputs_far_below_their_inputs(path: Path) -> None:
     cl.Session(folded, engine="onnxruntime")
 
 
-def test_a_missing_folder_is_created(path: Path) -> None:
-    export_onnx(network(), path.parent / "new" / "one" / "net.onnx")
-    assert [file.name for file in (path.parent / "new" / "one").iterdir()] == ["net.onnx"]
-
-
 def test_a_missing_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(cl.MissingExtra, match=r"needs onnx: pip install .*\[onnx\]"):

@@ -118,14 +118,6 @@ def test_functions_of_negative_numbers_keep_their_digits(function: str) -> None:
     assert (off <= LIMIT * expected.abs() + 1e-37).all()
 
 
-def test_biases_are_part_of_products() -> None:
-    weight, bias = torch.randn(3, 5), torch.randn(3)
-    assert node_kinds(single(layer.Matmul, (5,), weight=weight, bias=bias)) == ["Gemm"]
-    ones: dict[str, Any] = {"stride": (1,), "padding": (0,), "dilation": (1,)}
-    kernel = torch.randn(3, 5, 2)
-    assert node_kinds(single(layer.Conv, (5, 4), weight=kernel, bias=bias, **ones)) == ["Conv"]
-
-
 def test_averages_behind_wide_margins() -> None:
     builder = RecipeBuilder((1, 5, 5))
     padded = builder.add(layer.Pad, INPUT, pads=((3, 0), (3, 1)), mode="zeros")
@@ -213,6 +205,7 @@ def test_windows_that_are_cut_off_are_pooled_apart(sizes: tuple[int, ...]) -> No
 @pytest.mark.parametrize("bias", [None, 0.0, 0.5])
 @pytest.mark.parametrize("opset", [20, 25])
 @pytest.mark.parametrize("offset", [1.0, 50.0])
+@pytest.mark.sampled(4)
 def test_norms_of_small_points_beside_an_offset(
     size: float, bias: float | None, opset: int, offset: float
 ) -> None:

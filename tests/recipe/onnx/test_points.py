@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from blocks import randomised
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from onnx_support import LIMIT, Network, error, node_kinds, session, single
 from oracle import relative_error
 from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
@@ -64,35 +65,6 @@ def test_rescaled_maps_of_every_size() -> None:
         assert error(recipe, x) <= LIMIT
 
 
-def staged(rules: list[str]) -> Recipe:
-    """Embed, and for each rule: run an activation, take the point, add a bias; divide."""
-    builder = RecipeBuilder((2, 4, 3))
-    names = "z", "m", "tau"
-    z, m, tau = builder.add_many(point.Normalize, INPUT, names=names, offset=1.5)
-    for rule in rules:
-        n = builder.add(point.SumSquares, z, weight=0.3)
-        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
-        options = {"scale": 0.6, "coordinate": 1.4}
-        z, m, tau = builder.add_many(point.Rebase, z, m, tau, names=names, **options)
-        bias = builder.constant("bias", torch.randn(2, 1, 3, dtype=torch.float64))
-        z = builder.add(layer.AddConstant, z, value=bias)
-    n = builder.add(point.SumSquares, z, weight=0.2)
-    for rule in rules:  # the same energy again, without taking the point
-        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
-    return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
-
-
-@pytest.mark.parametrize("first", ["published", "projective"])
-@pytest.mark.parametrize("second", ["published", "projective"])
-def test_rules_in_any_order(first: str, second: str) -> None:
-    recipe = staged([first, second, first])
-    x = samples((2, 4, 3), torch.float32, 6)
-    for index, size in enumerate((1e-12, 1e-6, 1e6, 1e11, 0.0), 1):
-        x[index] *= size
-    assert error(recipe, x) <= 5e-6
-    assert not {"Where", "Equal", "Sign"} & set(node_kinds(recipe))
-
-
 LARGE = [(300,), (4096,), (5003,), (2, 128, 128), (3, 60_000), (1024, 6, 1), (3, 1024, 1024)]
 
 
@@ -126,32 +98,12 @@ def test_forms_of_large_maps_lose_no_digits() -> None:
 # -- whole networks ---------------------------------------------------------------------------------
 
 
-def micro(*, projective: bool = True, offset: Any = "learned", unit: str = "rms") -> nn.Module:
-    """Return a network of two stages with signed and norm-pooled channels, and a head."""
-    options: dict[str, Any] = {"alpha": "learned", "projective": projective}
-    layers = cl.ConformalLayers(
-        *(cl.Conv2d(3, 16, 3), cl.Conv2d(16, 16, 3, stride=2), cl.ReSPro(**options)),
-        *(cl.Split([4, 12], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), nn.BatchNorm2d(16)),
-        *(cl.Conv2d(16, 64, 1), cl.Conv2d(64, 48, 3), cl.ReSPro(**options)),
-        *(cl.Split([12, 36], [cl.AvgPool2d(3, 2), nn.LPPool2d(2, 3, 2)]), nn.BatchNorm2d(48)),
-        offset=offset,
-        unit=unit,
-    )
-    head = nn.Linear(192, 84), nn.ReLU(), nn.Linear(84, 10)
-    return nn.Sequential(layers, nn.Flatten(), *head)
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Give every batch normalisation statistics of its own."""
-    generator = torch.Generator().manual_seed(1)
+def micro(*, projective: bool = True, **options: Any) -> nn.Module:
+    model = cl.networks.StageNet("micro", **options)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.running_mean, module.weight, module.bias):
-                assert tensor is not None
-                tensor.data.normal_(0.2, 0.5, generator=generator)
-            assert module.running_var is not None
-            module.running_var.uniform_(0.5, 2, generator=generator)
-    return model.eval()
+        if isinstance(module, cl.ReSPro):
+            module.projective = projective
+    return model
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {

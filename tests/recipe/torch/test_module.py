@@ -41,22 +41,6 @@ def test_large_batches_run_in_chunks_with_the_same_numbers(
     assert bool((x.grad != 0).flatten(1).any(1).all())
 
 
-def pair(act: nn.Module, bias: bool = False) -> cl.ConformalLayers:
-    torch.manual_seed(0)
-    return cl.ConformalLayers(cl.Linear(4, 4, bias=bias), act, cl.Linear(4, 3), act)
-
-
-def test_folds_with_biases_compile_as_one_graph_and_follow_autocast() -> None:
-    model = pair(cl.Gnomonic(1.0), bias=True)
-    folded = cl.fold(model, (4,), strategy="dense")
-    x = samples((4,), torch.float32)
-    compiled = torch.compile(folded, fullgraph=True, backend="eager")
-    assert torch.allclose(compiled(x), folded(x))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert folded(x).dtype == torch.bfloat16
-    assert folded.half()(x.half()).dtype == torch.float16
-
-
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 @pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers"])
 def test_autocast_to_float16(strategy: str, scale: float) -> None:
