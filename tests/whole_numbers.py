@@ -12,7 +12,10 @@ from torch import Tensor
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.recipe.integer_operations import integer_values
+from conformallayers.recipe.numpy.operations import RUN as NUMPY
+from conformallayers.recipe.operation import Runtime
 from conformallayers.recipe.recipe import INPUT, Recipe
+from conformallayers.recipe.torch.operations import RUN as TORCH
 from onnx_support import session
 from programs import COMPILER, FLAGS, SANITIZED, export, run_program
 
@@ -28,6 +31,14 @@ def torch_numbers(fold: Any, x: Tensor) -> Tensor:
     return found
 
 
+def all_values(run: Runtime, holder: Any, x: Any) -> dict[str, Any]:
+    """Return the values of all operations of a fold or network, by name."""
+    values = {INPUT: x}
+    for operation in holder.recipe.operations:
+        run.step(operation, holder, values)
+    return values
+
+
 def whole_values(recipe: Recipe) -> list[str]:
     return sorted(integer_values(recipe.operations))
 
@@ -40,7 +51,7 @@ def assert_same_everywhere(fold: Any, x: Tensor, folder: Path) -> None:
     assert same(torch_numbers(loaded, x), expected)
     assert same(torch.from_numpy(net(x.numpy())), expected)
     with torch.inference_mode(), np.errstate(all="ignore"):
-        values, others = fold.evaluate({INPUT: x}, keep=True), net.evaluate(x.numpy(), keep=True)
+        values, others = all_values(TORCH, fold, x), all_values(NUMPY, net, x.numpy())
     for name in whole_values(fold.recipe):
         assert same(values[name].contiguous(), torch.from_numpy(np.ascontiguousarray(others[name])))
     if fold.dtype != torch.float32:

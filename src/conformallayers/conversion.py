@@ -11,14 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
+from torch import fx, nn
 
-from .container import ConformalLayers, layer_by_layer
+from .container import ConformalLayers
 from .errors import ConformalError, checked_shape, refusal
 from .graph.capture import capture
 from .graph.graph import INPUT, Graph, Node, between
-from .nn.activations import RadialActivation, ReSPro
+from .nn.activations import ReSPro
 from .nn.branches import Join
 from .nn.layers import Abs, Permute, Product
 from .nn.registry import find_spec, is_affine, suggestion
@@ -28,7 +27,6 @@ from .utils.text import Block, Printed, Table, suggest
 Keep = str | Sequence[str]
 _CHOICES = ("all", "pooling", "none")
 _RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, Abs)
-_SAMPLES = 3  # random ones, on which the twin with all rectifiers must be the model
 _TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
 
 
@@ -108,9 +106,6 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
     """
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
-    if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
-        remedy = "Run it once on a batch: model(x)."
-        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
     with torch.inference_mode(False):  # parameters made in it cannot be trained
         graph = capture(model, shape, where="convert")
         if graph.parts:
@@ -127,7 +122,7 @@ class _Twin:
             expected = "a model of layers that returns one batch"
             remedy = "Return the scores alone, or convert the part of the model that computes them."
             raise refusal(where, expected, "another one", remedy)
-        self.where, self.model, self.graph = where, model, graph
+        self.model, self.graph = model, graph
         copied = dict(copy.deepcopy(model).named_modules())
         self.modules = [_trainable(node, copied, model.training) for node in graph.nodes]
         self.head = _head(graph)
@@ -138,9 +133,7 @@ class _Twin:
         self.chosen = _chosen(graph, _checked_keep(keep, graph), self.head)
 
     def build(self) -> Converted:
-        """Return the twin, checked with all of its rectifiers against the model."""
-        whole = self._assembled(self.modules)
-        self._check(copy.deepcopy(whole))
+        """Return the twin."""
         modes = {part: part.training for module in self.modules for part in module.modules()}
         # α = 1 keeps points behind a BatchNorm, of root mean square 1, as long as they are.
         replaced = [
@@ -166,28 +159,6 @@ class _Twin:
         if behind:
             twin.add_module("head", nn.Sequential(behind))
         return twin
-
-    def _check(self, twin: nn.Module) -> None:
-        """Refuse a model whose twin with all rectifiers is not the model of the point."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        radial = any(isinstance(part, RadialActivation) for part in self.model.modules())
-        if radial or any(tensor.is_meta for tensor in tensors):
-            return  # the model has results in other units, or none
-        shape, generator = self.graph.input_shape, torch.Generator().manual_seed(0)
-        like = next((one for one in tensors if one.is_floating_point()), torch.empty(0))
-        x = torch.randn(_SAMPLES, *shape, generator=generator).to(like.device, like.dtype)
-        t = (x.square().flatten(1).mean(1) + 1).sqrt()  # for the first offset, 1
-        plain = copy.deepcopy(self.model).eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), layer_by_layer():
-            expected: Tensor = plain(x / t.view(-1, *[1] * len(shape)))
-            found: Tensor = twin.to(like.device, like.dtype).eval()(x)
-        limits = torch.finfo(expected.dtype)
-        distance = float((found - expected).norm() / (expected.norm() + limits.tiny))
-        if bool(expected.isfinite().all()) and distance > limits.eps**0.25:
-            got = f"results that differ from it by {distance:.1%}"
-            remedy = "Treat samples one by one, and change no map that is read again."
-            expected_text = "a model that computes what its graph shows"
-            raise refusal(self.where, expected_text, got, remedy)
 
     def _changes(self) -> Iterator[Change]:
         used = set()

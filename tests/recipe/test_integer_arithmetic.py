@@ -9,9 +9,10 @@ import torch
 
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe.integer_operations import KINDS
+from conformallayers.recipe.torch.operations import RUN
 from integer_cases import integer_builders
 from programs import hard
-from whole_numbers import assert_same_everywhere, same, torch_numbers, whole_values
+from whole_numbers import all_values, assert_same_everywhere, same, torch_numbers, whole_values
 
 BUILDERS = dict(integer_builders())
 
@@ -26,7 +27,7 @@ def test_every_runtime_has_the_same_numbers(name: str, tmp_path: Path) -> None:
         [torch.randn(30, *recipe.input_shape, generator=generator), hard(recipe.input_shape)]
     )
     assert_same_everywhere(fold, x, tmp_path)
-    values = fold.evaluate({"x": x[:30]}, keep=True)
+    values = all_values(RUN, fold, x[:30])
     for value in whole_values(recipe):
         q = values[value]
         assert q.dtype == torch.float32
@@ -43,8 +44,8 @@ def test_a_fold_in_float64_has_the_same_whole_numbers() -> None:
     recipe = BUILDERS["whole points projective 1.5"]()
     x = torch.randn(20, *recipe.input_shape)
     single, wide = (Folded(recipe, dtype, {}) for dtype in (torch.float32, torch.float64))
-    a = single.evaluate({"x": x}, keep=True)
-    b = wide.evaluate({"x": x.double()}, keep=True)
+    a = all_values(RUN, single, x)
+    b = all_values(RUN, wide, x.double())
     for name in whole_values(recipe):
         assert same(a[name], b[name])
     assert same(torch_numbers(single, x), torch_numbers(wide, x.double()).float())

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import refusal
 from ..recipe.file import DTYPES, Stored, read_file, typed, write_file
 from ..recipe.layer_operations import Call
+from ..recipe.operation import TORCH_ONLY
 from .folded import Folded
 from .plan import Plan
 
@@ -111,4 +112,4 @@ def _refuse_code(folded: Folded) -> None:
     for operation in folded.recipe.operations:
         if isinstance(operation, Call):
             expected = "operations that a file can describe"
-            raise refusal("save(folded)", expected, operation.what, operation.remedy)
+            raise refusal("save(folded)", expected, operation.what, TORCH_ONLY)

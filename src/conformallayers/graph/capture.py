@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
@@ -55,6 +56,9 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
         raise refusal(where, "an nn.Module", type(model).__name__, "Pass the model itself.")
     if hasattr(model, "recipe"):
         raise refusal(where, "a model with layers", "a Folded", "It is folded already.")
+    if any(map(is_lazy, model.parameters())):
+        remedy = "Run it once on a batch: model(x)."
+        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
     for path, module in model.named_modules():
         custom = type(module).forward is not ConformalSequential.forward
         if isinstance(module, ConformalSequential) and custom:

@@ -87,7 +87,7 @@ def call_text(node: fx.Node) -> str:
 
 
 _IGNORED = ("input", "inplace", "_stacklevel", "antialias", "out")
-_Row = Callable[[Call], Chain | None]
+_Row = Callable[[Call], nn.Module | Chain | None]  # a module alone reads the first argument
 _ROWS: dict[Any, _Row] = {}
 
 
@@ -103,7 +103,9 @@ def modules_of(node: fx.Node, values: Values) -> Chain | None:
 
     try:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-        return row(Call(node, tuple(args), dict(kwargs), values))
+        call = Call(node, tuple(args), dict(kwargs), values)
+        found = row(call)
+        return [(found, (call.source,))] if isinstance(found, nn.Module) else found
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
         return None
 
@@ -122,11 +124,11 @@ def _rows(*targets: Any) -> Callable[[_Row], _Row]:
 def _module(kind: type[nn.Module], names: Sequence[str] = ()) -> _Row:
     """Return the row of a function whose module has the same arguments."""
 
-    def row(call: Call) -> Chain | None:
+    def row(call: Call) -> nn.Module | None:
         given = call.arguments(*names)
         if "training" in names and given.pop("training", True):
             return None  # drops values at evaluation too
-        return [(kind(**given), (call.source,))]
+        return kind(**given)
 
     return row
 
@@ -176,16 +178,16 @@ _ROWS |= {
 
 
 @_rows(torch.clamp, torch.clip, "clamp", "clip", "clamp_", torch.clamp_min, "clamp_min")
-def _clamp(call: Call) -> Chain | None:
+def _clamp(call: Call) -> nn.Module | None:
     given = call.arguments("min", "max")
     low, high = given.get("min"), given.get("max")
     if isinstance(low, Tensor) or low != 0 or high not in (None, 6):
         return None
-    return [(nn.ReLU() if high is None else nn.ReLU6(), (call.source,))]
+    return nn.ReLU() if high is None else nn.ReLU6()
 
 
 @_rows(F.pad)
-def _pad(call: Call) -> Chain | None:
+def _pad(call: Call) -> nn.Module | None:
     given = call.arguments("pad", "mode", "value")
     shape, pads, mode = call.shape(call.source), tuple(given["pad"]), given.get("mode", "constant")
     axes = len(shape) - 1 if shape else 0
@@ -194,8 +196,8 @@ def _pad(call: Call) -> Chain | None:
     pads += (0,) * (2 * axes - len(pads))
     names = {"reflect": "Reflection", "replicate": "Replication", "circular": "Circular"}
     value = () if mode != "constant" else (given.get("value") or 0.0,)
-    kind = getattr(nn, f"{names.get(mode, 'Constant')}Pad{axes}d")
-    return [(kind(pads, *value), (call.source,))]
+    pad: nn.Module = getattr(nn, f"{names.get(mode, 'Constant')}Pad{axes}d")(pads, *value)
+    return pad
 
 
 # -- weights as arguments --------------------------------------------------------------------------------
@@ -210,24 +212,24 @@ def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
 
 
 @_rows(F.linear)
-def _linear(call: Call) -> Chain | None:
+def _linear(call: Call) -> nn.Module:
     given = call.arguments("weight", "bias")
     weight: Tensor = given["weight"]
     module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    return [(_holding(module, weight=weight, bias=given.get("bias")), (call.source,))]
+    return _holding(module, weight=weight, bias=given.get("bias"))
 
 
 @_rows(F.conv1d, F.conv2d, F.conv3d)
-def _conv(call: Call) -> Chain | None:
+def _conv(call: Call) -> nn.Module:
     given = call.arguments("weight", "bias", "stride", "padding", "dilation", "groups")
     weight, bias = given.pop("weight"), given.pop("bias", None)
     kind, inputs = getattr(nn, f"Conv{weight.dim() - 2}d"), weight.shape[1] * given.get("groups", 1)
     module = kind(inputs, weight.shape[0], tuple(weight.shape[2:]), **given, device="meta")
-    return [(_holding(module, weight=weight, bias=bias), (call.source,))]
+    return _holding(module, weight=weight, bias=bias)
 
 
 @_rows(F.batch_norm)
-def _batch_norm(call: Call) -> Chain | None:
+def _batch_norm(call: Call) -> nn.Module | None:
     names = "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
     given, shape = call.arguments(*names), call.shape(call.source)
     mean, variance = given["running_mean"], given["running_var"]
@@ -236,19 +238,14 @@ def _batch_norm(call: Call) -> Chain | None:
     kind = getattr(nn, f"BatchNorm{max(1, len(shape) - 1)}d")
     norm = kind(len(mean), eps=given.get("eps", 1e-5), device="meta").eval()
     norm.num_batches_tracked = torch.ones((), dtype=torch.long)
-    held = {"running_mean": mean, "running_var": variance}
-    return [
-        (
-            _holding(norm, **held, weight=given.get("weight"), bias=given.get("bias")),
-            (call.source,),
-        )
-    ]
+    held = {name: given.get(name) for name in names[:4]}
+    return _holding(norm, **held)
 
 
 @_rows(F.prelu, torch.prelu, "prelu")
-def _prelu(call: Call) -> Chain | None:
+def _prelu(call: Call) -> nn.Module:
     weight: Tensor = call.arguments("weight")["weight"]
-    return [(_holding(nn.PReLU(weight.numel(), device="meta"), weight=weight), (call.source,))]
+    return _holding(nn.PReLU(weight.numel(), device="meta"), weight=weight)
 
 
 # -- sums, products and joins ------------------------------------------------------------------------------
@@ -311,9 +308,9 @@ def _unexpanded(call: Call, node: fx.Node) -> fx.Node:
 
 
 @_rows(operator.neg, torch.neg, "neg")
-def _negative(call: Call) -> Chain | None:
+def _negative(call: Call) -> nn.Module:
     call.arguments()
-    return [(Rescale(torch.tensor(-1.0)), (call.source,))]
+    return Rescale(torch.tensor(-1.0))
 
 
 def _rescaled(source: fx.Node, weight: Tensor | None, bias: Tensor | None) -> Chain | None:
@@ -356,7 +353,7 @@ _SPLITS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tens
 
 
 @_rows(operator.getitem)
-def _part(call: Call) -> Chain | None:
+def _part(call: Call) -> nn.Module | Chain | None:
     """Return channels: ``x[:, a:b]``, or one of the parts of ``x.chunk(2, 1)``."""
     whole: Any = call.node.args[0]
     if isinstance(call.args[0], fx.Node):
@@ -429,7 +426,7 @@ def _in_a_row(source: fx.Node, modules: Sequence[nn.Module]) -> Chain:
 
 
 @_rows(torch.permute, torch.transpose, torch.swapaxes, "permute", "transpose", "swapaxes")
-def _permute(call: Call) -> Chain | None:
+def _permute(call: Call) -> nn.Module | None:
     shape, dims = call.shape(call.source), [*call.args[1:], *call.kwargs.values()]
     if shape is None or "input" in call.kwargs:
         return None
@@ -439,7 +436,7 @@ def _permute(call: Call) -> Chain | None:
     else:
         axes, (one, other) = list(range(rank)), (axis % rank for axis in dims)
         axes[one], axes[other] = other, one
-    return [(Permute([axis - 1 for axis in axes[1:]]), (call.source,))] if axes[0] == 0 else None
+    return Permute([axis - 1 for axis in axes[1:]]) if axes[0] == 0 else None
 
 
 @_rows(torch.mean, "mean", torch.amax, "amax")

@@ -18,7 +18,6 @@ from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal, refusal_at, shape_text
 from ..functional import Scalar, norm_pool, window_sums
-from . import layers
 from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
@@ -116,11 +115,7 @@ def find_spec(module: nn.Module) -> LayerSpec | None:
     """Return the row of a module's type, or None if no row covers its forward."""
     if "forward" in vars(module):
         return None  # the instance overrides its class
-    spec = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
-    return spec if spec is not None else _inherited(type(module))
-
-
-def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
+    module_type = type(module)
     if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
         return None  # no bound before the weight exists
     for ancestor in module_type.__mro__:
@@ -394,10 +389,4 @@ def _composite_bound(module: Any, shape: Shape) -> Scalar:
 _SPECS: dict[type[nn.Module], LayerSpec] = {
     **SUPPORTED,
     Composite: LayerSpec(_composite_bound, check=_composite_problem),
-}
-# The package's own classes, so that their look-up needs no walk over the ancestors.
-_NAMESAKES: dict[type[nn.Module], type[nn.Module]] = {
-    ours: ours.__mro__[1]
-    for ours in vars(layers).values()
-    if isinstance(ours, type) and ours.__module__ == layers.__name__
 }

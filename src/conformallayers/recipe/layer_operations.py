@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from ..utils.axes import windows
 from .operation import (
@@ -374,10 +374,6 @@ class Call(Operation):
     axis does not come first; ``by_sample`` tells whether the module treats every sample by itself.
     """
 
-    remedy: ClassVar[str] = (
-        "Outside a ConformalLayers use modules that have an operation, such as nn.Flatten(), or fold the layers "
-        'before it; among activations strategy="dense" writes it out as a matrix.'
-    )
     module: str
     what: str
     result: Shape | None = None

@@ -24,6 +24,11 @@ Run = Callable[..., Any]  # (operation, holder of the constants, *input values) 
 Positive = Annotated[int, 1]
 Size = Annotated[int, 0]
 
+TORCH_ONLY = (
+    'Inside a ConformalLayers fold with strategy="dense"; elsewhere fold the layers before it alone, '
+    "cl.fold(model.part, shape)."
+)
+
 
 def constant(*, optional: bool = False, dtype: str | None = None) -> Any:
     """Declare a field that holds the name of an array; ``dtype`` is that of integers."""
@@ -122,12 +127,11 @@ class Runtime(dict[type[Operation], Run]):
         results = (result,) if len(operation.outputs) == 1 else result
         values.update(zip(operation.outputs, results, strict=True))
 
-    def check(self, operation: Operation, where: str, remedy: str) -> None:
+    def check(self, operation: Operation, where: str) -> None:
         """Raise ConformalError for an operation that the runtime lacks."""
         if type(operation) not in self:
             got = getattr(operation, "what", operation.kind)
-            remedy = getattr(operation, "remedy", remedy)  # of a call of a module
-            raise refusal(where, f"operations supported by {self.name}", got, remedy)
+            raise refusal(where, f"operations supported by {self.name}", got, TORCH_ONLY)
 
 
 def expect(condition: object, complaint: str) -> None:

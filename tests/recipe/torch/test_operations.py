@@ -14,8 +14,9 @@ from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.recipe.torch.operations import _root
+from conformallayers.recipe.torch.operations import RUN, _root
 from oracle import exact_output, relative_error
+from whole_numbers import all_values
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -59,7 +60,7 @@ def test_products_with_a_coordinate_and_an_addend() -> None:
     recipe = builder.recipe(builder.add(integer.Dequantize, over, name="y", scale=0.5))
     recipe.check_values()
     x = torch.randn(40, 20, generator=generator)
-    values = RecipeModule(recipe, torch.float32).evaluate({INPUT: x}, keep=True)
+    values = all_values(RUN, RecipeModule(recipe, torch.float32), x)
     for sample in range(len(x)):
         features = [int(n) for n in values[q][sample]]
         t = float(values[tau][sample])
@@ -81,7 +82,7 @@ def test_norms_are_roots_rounded_down() -> None:
     z = builder.add(integer.IntegerPool, q, name="z", **options, multiplier=9_000_001, shift=31)
     recipe = builder.recipe(builder.add(integer.Dequantize, z, name="y", scale=1.0))
     x = torch.randint(-140, 141, (9, 1, 40), generator=torch.Generator().manual_seed(0)).float()
-    values = RecipeModule(recipe, torch.float32).evaluate({INPUT: x}, keep=True)
+    values = all_values(RUN, RecipeModule(recipe, torch.float32), x)
     bits = integer.root_bits((3,))
     assert 3 * 127**2 * 4**bits < 2**24 <= 3 * 127**2 * 4 ** (bits + 1)
     for line, found in zip(values["q"][:, 0], values["z"][:, 0], strict=True):

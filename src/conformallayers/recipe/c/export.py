@@ -26,7 +26,6 @@ from .program import Program
 from .shapes import plan_parts, write_output
 
 OPTIMIZE = ("speed", "size")
-_REMEDY = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 
 
@@ -90,7 +89,7 @@ def write(recipe: Recipe, name: str = DEFAULT, optimize: str = "speed") -> Progr
         ConformalError: C has no such operation, or there are too many constants.
     """
     for operation in recipe.operations:
-        WRITE.check(operation, "export_c(folded)", _REMEDY)
+        WRITE.check(operation, "export_c(folded)")
     program = Program(recipe, name, optimize == "speed")
     plan_parts(program)
     for index, operation in enumerate(recipe.operations):

@@ -72,10 +72,22 @@ def in_work(program: Program, x: str) -> str:
 
 
 def _reordered(program: Program, x: str, channels_last: bool) -> str:
-    y, tables = program.temporary(x), _tables(program, x)
-    target = program.write(y, last=channels_last)
-    _gather(program, x, target, _turned(tables, channels_last))
+    y = program.temporary(x)
+    _copy(program, x, y, _tables(program, x), channels_last)
     return y
+
+
+def _copy(
+    program: Program,
+    x: str,
+    y: str,
+    tables: Sequence[Table],
+    channels_last: bool,
+    fill: float = 0.0,
+) -> None:
+    """Append a copy of entries to a new value, by a table of places along each of its axes."""
+    target = program.write(y, last=channels_last)
+    _gather(program, x, target, _turned(tables, channels_last), fill)
 
 
 def _tables(program: Program, x: str) -> list[Table]:
@@ -100,9 +112,8 @@ def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
     tables = _tables(program, x)
     for axis, (table,), _ in places.resampled(op, shape):
         tables[axis] = np.where(table < 0, _OUTSIDE, tables[axis][table])
-    keeps = program.place(x).map is not None
-    target, fill = program.write(y, last=keeps), op.value if isinstance(op, layer.Pad) else 0.0
-    _gather(program, x, target, _turned(tables, keeps), fill)
+    fill = op.value if isinstance(op, layer.Pad) else 0.0
+    _copy(program, x, y, tables, program.place(x).map is not None, fill)
 
 
 @WRITE.runs(layer.Permute)
@@ -114,9 +125,7 @@ def _permute(op: layer.Permute, program: Program) -> None:
         return
     found = _tables(program, x)
     tables = [found[axis] for axis in op.order]
-    keeps = program.place(x).map is not None
-    target = program.write(y, last=keeps)
-    _gather(program, x, target, _turned(tables, keeps))
+    _copy(program, x, y, tables, program.place(x).map is not None)
 
 
 @WRITE.runs(layer.Slice)
@@ -133,9 +142,7 @@ def _slice(op: layer.Slice, program: Program) -> None:
         return
     tables = _tables(program, x)
     tables[op.axis] = tables[op.axis][op.start : op.stop]
-    keeps = program.place(x).map is not None
-    target = program.write(y, last=keeps)
-    _gather(program, x, target, _turned(tables, keeps))
+    _copy(program, x, y, tables, program.place(x).map is not None)
 
 
 @WRITE.runs(layer.Concatenate)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import refusal
 from ...nn.formula import FUNCTIONS, OPERATORS, Formula
 from .. import layer_operations as layer
 from .. import places
@@ -21,7 +22,6 @@ from ..simplify import simplified
 
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
 _LACKS = (*INTEGER, layer.Call)
-_DENSE = 'Fold with strategy="dense"'
 WRITE = Runtime("JavaScript")
 
 
@@ -44,11 +44,13 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     Raises:
         ConformalError: JavaScript lacks an operation.
     """
+    where = "javascript_document(recipe)"
     for operation in recipe.operations:
-        remedy = f"{_DENSE}, which keeps no layers inside a ConformalLayers."
         if isinstance(operation, INTEGER):
-            remedy = "Take the fold before cl.quantize."
-        WRITE.check(operation, "javascript_document(recipe)", remedy)
+            raise refusal(
+                where, "a fold in floats", "one in int8", "Take the fold before cl.quantize."
+            )
+        WRITE.check(operation, where)
     recipe = simplified(recipe.with_constants(lambda _, array: np.asarray(array)))
     shapes = recipe.shapes()
     document: dict[str, Any] = {

@@ -13,8 +13,6 @@ from ..places import Array
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .operations import RUN
 
-_REMEDY = "Use cl.load, which runs every operation."
-
 
 def check_batch(where: str, x: Array, shape: Shape, about: Mapping[str, Any] | None) -> None:
     """Refuse an array that is no batch of real numbers of samples of a shape."""
@@ -64,7 +62,7 @@ class Network:
         about: dict[str, Any] | None = None,
     ) -> None:
         for operation in recipe.operations:
-            RUN.check(operation, "Network", _REMEDY)
+            RUN.check(operation, "Network")
         self.recipe = recipe
         self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
         self.dtype = np.dtype(dtype)
@@ -85,21 +83,12 @@ class Network:
             return np.concatenate([self._run(x[start : start + chunk]) for start in starts])
 
     def _run(self, x: Array) -> Array:
-        return self.evaluate(x)[self.recipe.output]
-
-    def evaluate(self, x: Array, keep: bool = False) -> dict[str, Array]:
-        """Run the operations on a batch; return values by name, at least the output.
-
-        Args:
-            x: samples in the dtype of the network.
-            keep: keep values that no later operation reads.
-        """
         values = {INPUT: x}
         for operation, dropped in self._steps:
             RUN.step(operation, self, values)
-            for name in () if keep else dropped:
+            for name in dropped:
                 del values[name]
-        return values
+        return values[self.recipe.output]
 
     def constant(self, name: str) -> Array:
         """Return a constant."""

@@ -87,7 +87,7 @@ def onnx_model(recipe: Recipe, opset: int) -> Any:
     graph = OnnxGraph(recipe, opset, reads_m=reads_m)
     values: dict[str, Any] = {INPUT: graph.input}
     for operation in recipe.operations:
-        RUN.check(operation, _WHERE, _REMEDY)
+        RUN.check(operation, _WHERE)
         RUN.step(operation, graph, values)
     result = graph.finish(values[recipe.output])
     x, y = (

@@ -105,37 +105,20 @@ class RecipeModule(nn.Module):
         return in_chunks(self._run, x, self.chunk_size)
 
     def _run(self, x: Tensor) -> Tensor:
-        values = self.evaluate({INPUT: x})
+        # Where a transform runs, the layout of a tensor cannot be asked for.
+        images = set[str]() if transformed() else self._images
+        values: dict[str, Any] = {INPUT: _image(x) if INPUT in images else x}
+        for operation, dropped in self._steps:
+            RUN.step(operation, self, values)
+            for name in operation.outputs:
+                if name in images:
+                    values[name] = _image(values[name])
+            for name in dropped:
+                del values[name]
         result: Any = values[self._bare.output]
         if not isinstance(result, Tensor):  # several outputs
             return result  # type: ignore[no-any-return]
         return row_major(result) if result.dim() == 4 and not transformed() else result
-
-    def evaluate(
-        self, values: dict[str, Any], keep: bool = False, operations: slice = slice(None)
-    ) -> dict[str, Any]:
-        """Run the operations, and return the values that are there at the end.
-
-        Args:
-            values: by name.
-            keep: hold on to values that no later operation reads.
-            operations: of the recipe; all without.
-        """
-        layout = bool(self._images) and not transformed()  # a transform cannot be asked for it
-        for name in self._images & values.keys() if layout else ():
-            values[name] = _image(values[name])
-        for operation, dropped in self._steps[operations]:
-            inputs = [values[name] for name in operation.inputs]
-            result = RUN[type(operation)](operation, self, *inputs)
-            results = (result,) if len(operation.outputs) == 1 else result
-            for name, value in zip(operation.outputs, results, strict=True):
-                if layout and name in self._images:
-                    value = _image(value)
-                values[name] = value
-            if not keep:
-                for name in dropped:
-                    values.pop(name, None)
-        return values
 
     def constant(self, name: str) -> Tensor:
         """Return a constant."""
