@@ -140,12 +140,12 @@ def test_the_record_is_a_table_that_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         twin.conversion.changes[0].action = "kept"
     rows = {one.path: (one.type, one.action, one.reason) for one in twin.conversion.changes}
-    assert rows["stem"] == ("Conv2d", "kept", "linear")
+    assert rows["stem"] == ("Conv2d", "kept", "affine")
     assert rows["relu"] == ("relu", "replaced by ReSPro", "no pooling or stride beside it")
     assert rows["relu_5"] == ("relu", "kept as ReLU", "behind Conv2d blocks.2.conv1")
     assert rows["relu_6"] == ("relu", "kept as ReLU", "before avg_pool2d")
-    assert rows["add"] == ("add", "kept", "sum of points")
-    assert rows["avg_pool2d"] == ("avg_pool2d", "kept as AdaptiveAvgPool2d", "linear")
+    assert rows["add"] == ("add", "kept", "join")
+    assert rows["avg_pool2d"] == ("avg_pool2d", "kept as AdaptiveAvgPool2d", "affine")
     assert rows["view"] == ("view", "kept in the head as Flatten", "behind the division")
     assert rows["fc"] == ("Linear", "kept in the head", "behind the division")
 

@@ -20,7 +20,7 @@ from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import ReSPro
 from .nn.branches import Join
 from .nn.layers import Abs, Permute, Product
-from .nn.registry import find_spec, is_affine, suggestion
+from .nn.registry import find_spec, suggestion
 from .nn.traced import Traced
 from .utils.text import Block, Printed, Table, suggest
 
@@ -165,7 +165,7 @@ class _Twin:
         for number, node in enumerate(self.graph.nodes):
             used.add(node.path)
             kind = _kind(node)
-            action, reason = "kept", _reason(node)
+            action, reason = "kept", str(node.kind)
             if number >= self.head:
                 action, reason = "kept in the head", "behind the division"
             elif number in self.chosen:
@@ -257,14 +257,6 @@ def _kind(node: Node) -> str:
         if node.path or node.call == type(node.module).__name__
         else node.name.rstrip("_0123456789")
     )
-
-
-def _reason(node: Node) -> str:
-    if isinstance(node.module, Join):
-        return f"{'sum' if node.module.how == 'sum' else 'concatenation'} of points"
-    if node.kind in ("homogeneous", "radial"):
-        return "homogeneous" if node.kind == "homogeneous" else "an activation that folds"
-    return "affine" if is_affine(node.module) else "linear"
 
 
 # -- the rectifiers that stay ----------------------------------------------------------------------------

@@ -18,11 +18,9 @@ def test_maps_are_steps_with_their_bounds() -> None:
         cl.Scale(3.0), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.LPPool2d(2, 2), nn.LeakyReLU(-2.0)
     )
     trace = cl.trace(model, (2, 9, 9))
-    assert trace.staged
     assert [step.bound for step in trace.steps] == [3.0, 1.0, 2.0, 1.0, 2.0]
     assert [is_homogeneous(step.module) for step in trace.steps] == [False, True, True, True, True]
     assert "LPPool2d(norm_type=2" in str(trace)
-    assert not cl.trace(cl.ConformalLayers(cl.Scale(3.0), cl.ReSPro()), (4,)).staged
 
 
 def test_radii_count_maps() -> None:

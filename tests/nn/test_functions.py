@@ -80,4 +80,3 @@ def test_functions_that_are_homogeneous_maps():
     y = block(x) / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     for mode in (True, False):
         assert torch.allclose(model.train(mode)(x), y, rtol=1e-12)
-    assert cl.trace(model, (2, 6, 6)).staged

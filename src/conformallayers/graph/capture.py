@@ -329,10 +329,8 @@ class _Reader:
         if not sources:
             expected, got = "a model that returns tensors of its input", type(result).__name__
             raise refusal("fold(model)", expected, got, ONE_BY_ONE)
-        item = Node(
-            self.nodes.of_function("output"), "other", module, sources, None, None, "", "return"
-        )
-        return self.nodes.append(item)
+        name = self.nodes.of_function("output")
+        return self.nodes.append(Node(name, "other", module, sources, None, None, "", "return"))
 
     def _single(
         self, node: fx.Node, build: Callable[[fx.Graph, Callable[[fx.Node], fx.Node]], Any]

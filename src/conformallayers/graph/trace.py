@@ -14,7 +14,7 @@ from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join, joined_bound
-from ..nn.registry import is_homogeneous, spec_of
+from ..nn.registry import spec_of
 from ..nn.sequential import ConformalSequential
 from ..utils.text import Block, Printed, Table
 from .capture import capture
@@ -57,11 +57,6 @@ class Trace(Printed):
     def chain(self) -> bool:
         """Whether every step is fed by the previous step."""
         return all(step.sources == (index - 1,) for index, step in enumerate(self.steps))
-
-    @property
-    def staged(self) -> bool:
-        """Whether homogeneous maps cut the network into several stages."""
-        return any(is_homogeneous(step.module) for step in self.steps)
 
     @property
     def output_shape(self) -> Shape:

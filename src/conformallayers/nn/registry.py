@@ -21,16 +21,7 @@ from ..functional import Scalar, norm_pool, window_sums
 from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
-from .supported import (
-    BATCH_NORMS,
-    NORM_POOLS,
-    POOLS,
-    REFUSED,
-    SUPPORTED,
-    Bound,
-    Check,
-    LayerSpec,
-)
+from .supported import BATCH_NORMS, NORM_POOLS, POOLS, REFUSED, SUPPORTED, Bound, Check, LayerSpec
 
 SUPPORTED_KINDS = (
     "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"

@@ -127,11 +127,7 @@ def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
     rank = n + 2
-    convolves: dict[str, Any] = {
-        "rank": rank,
-        "channels": "in_channels",
-        "affine": True,
-    }
+    convolves: dict[str, Any] = {"rank": rank, "channels": "in_channels", "affine": True}
     dropout = LayerSpec(
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
     )

@@ -20,7 +20,7 @@ from ..recipe import layer_operations as layer
 from ..recipe import places
 from ..recipe import point_operations as point
 from ..recipe.integer_operations import LEVELS, PART_BITS
-from ..recipe.operation import TORCH_ONLY, Operation, Runtime
+from ..recipe.operation import Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .calibration import Calibration, multipliers, single_shift, weight_scales
@@ -109,7 +109,7 @@ class Quantizer:
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
         if isinstance(op, layer.Call):
-            raise _refusal(op.what, TORCH_ONLY)
+            raise _refusal(op.what, "Fold the layers before it, and run it behind the fold.")
         if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
             raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         options = dict(op.settings())

@@ -105,7 +105,7 @@ def test_what_it_lacks_is_refused_by_name() -> None:
     whole = builder.recipe(builder.add(Dequantize, whole, name="y", scale=0.1))
     assert_says(
         lambda: document_of(whole, torch.float32),
-        "got quantize",
+        "got one in int8",
         "Take the fold before cl.quantize.",
     )
     builder = RecipeBuilder((3,))

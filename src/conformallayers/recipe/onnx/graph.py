@@ -16,12 +16,7 @@ from ..integer_operations import KINDS as INTEGER
 from ..integer_operations import integer_values, unsigned_values
 from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import (
-    BandedForm,
-    Normalize,
-    Rebase,
-    Rescale,
-)
+from ..point_operations import BandedForm, Normalize, Rebase, Rescale
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"

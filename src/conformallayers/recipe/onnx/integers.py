@@ -13,13 +13,7 @@ import numpy as np
 
 from .. import layer_operations as layer
 from ..integer_arithmetic import IntegerArithmetic
-from ..integer_operations import (
-    EXACT_SINGLE,
-    LEVELS,
-    IntegerConv,
-    IntegerMatmul,
-    IntegerPool,
-)
+from ..integer_operations import EXACT_SINGLE, LEVELS, IntegerConv, IntegerMatmul, IntegerPool
 from ..places import Array
 from .graph import SINGLE, WIDE, OnnxGraph, Value
 from .layers import convolution, pooling
