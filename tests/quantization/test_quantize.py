@@ -143,22 +143,13 @@ def test_refusals_name_the_operation(
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (
-            torch.rand(3, 2, 8, 8),
-            "got one of (3, 2, 8, 8). Give a few hundred training images of the sh",
-        ),
-        (
-            torch.rand(0, 1, 8, 8),
-            "one tensor of images (N, 1, 8, 8), floats as the network was trained on, got",
-        ),
+        (torch.rand(3, 2, 8, 8), "got torch.float32 (3, 2, 8, 8). Give a few hundred training"),
+        (torch.rand(0, 1, 8, 8), "images (N, 1, 8, 8), floats as the network was trained on, got"),
         (torch.full((1, 1, 8, 8), 1e300, dtype=torch.float64), "not finite in torch.float32"),
-        ([[0.0]], "got list. Take some batches of training images: torch.cat([x for x, _ in ba"),
+        ([[0.0]], "got [[0.0]]. Give a few hundred training images"),
         (torch.zeros(3, 1, 8, 8), "zeros alone"),
-        (torch.rand(3, 1, 8, 8).to_sparse(), "got one of torch.sparse_coo"),
-        (
-            torch.ones(3, 1, 8, 8, dtype=torch.uint8),
-            "got one of torch.uint8. Give images as the fold takes them, such as x / 255",
-        ),
+        (torch.rand(3, 1, 8, 8).to_sparse(), "got tensor(indices"),
+        (torch.ones(3, 1, 8, 8, dtype=torch.uint8), "got torch.uint8 (3, 1, 8, 8). Give a few"),
     ],
 )
 def test_images_that_do_not_fit(x: torch.Tensor, words: str) -> None:

@@ -21,7 +21,7 @@ from ..functional import Scalar, norm_pool, window_sums
 from .activations import RadialActivation
 from .bounds import Shape, pool_axes
 from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
-from .supported import BATCH_NORMS, NORM_POOLS, POOLS, REFUSED, SUPPORTED, Bound, Check, LayerSpec
+from .supported import BATCH_NORMS, NORM_POOLS, POOLS, REFUSED, SUPPORTED, Bound, LayerSpec
 
 SUPPORTED_KINDS = (
     "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"
@@ -31,13 +31,7 @@ _REGISTER = (
 )
 
 
-def register_linear(
-    module_type: type[nn.Module],
-    bound: Bound,
-    *,
-    check: Check | None = None,
-    rank: int | None = None,
-) -> None:
+def register_linear(module_type: type[nn.Module], bound: Bound, *, rank: int | None = None) -> None:
     """Allow modules of your own type in a :class:`ConformalLayers`.
 
     The module must be linear in its input, without a bias, and treat each sample by itself;
@@ -47,7 +41,6 @@ def register_linear(
         module_type: the class.
         bound: function of (module, shape of one input sample) that returns an upper bound of the
             operator norm, a float or a 0-dim tensor.
-        check: function of the module that returns why its configuration is refused, or None.
         rank: number of axes of its input including the batch axis, if the module fixes it.
 
     Examples:
@@ -63,15 +56,11 @@ def register_linear(
         )
     """
     _check_class("register_linear", module_type)
-    _SPECS[module_type] = LayerSpec(bound, check, rank)
+    _SPECS[module_type] = LayerSpec(bound, rank=rank)
 
 
 def register_homogeneous(
-    module_type: type[nn.Module],
-    bound: Bound,
-    *,
-    check: Check | None = None,
-    rank: int | None = None,
+    module_type: type[nn.Module], bound: Bound, *, rank: int | None = None
 ) -> None:
     """Allow positively homogeneous maps of your own type in a :class:`ConformalLayers`.
 
@@ -81,7 +70,7 @@ def register_homogeneous(
     Args:
         bound: function of (module, shape of one input sample) that returns an upper bound of
             ``‖h(x)‖/‖x‖``, a float or a 0-dim tensor.
-        module_type, check, rank: as in :func:`register_linear`.
+        module_type, rank: as in :func:`register_linear`.
 
     Examples:
         >>> class Sorted(torch.nn.Module):
@@ -93,7 +82,7 @@ def register_homogeneous(
         torch.Size([2, 4])
     """
     _check_class("register_homogeneous", module_type)
-    _SPECS[module_type] = LayerSpec(bound, check, rank, homogeneous=True)
+    _SPECS[module_type] = LayerSpec(bound, rank=rank, homogeneous=True)
 
 
 def _check_class(function: str, module_type: Any) -> None:

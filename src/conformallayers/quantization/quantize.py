@@ -17,7 +17,7 @@ from .calibration import Calibration
 from .rewrite import Quantizer
 
 _DTYPES = torch.float32, torch.float64
-_SCALED = "Give images as the fold takes them, such as x / 255 of bytes."
+_IMAGES = "Give a few hundred training images as the fold takes them, such as x / 255 of bytes."
 _WHERE = "quantize(folded, images)"
 
 
@@ -75,24 +75,19 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if integer_values(folded.recipe.operations):
         raise refusal(_WHERE, "a fold in floats", "one in int8", "Quantize the fold it came from.")
     shape = f"(N, {', '.join(map(str, folded.input_shape))})"
-    expected = f"one tensor of images {shape}, floats as the network was trained on"
-    if not isinstance(images, Tensor):
-        remedy = "Take some batches of training images: torch.cat([x for x, _ in batches])."
-        raise refusal(_WHERE, expected, type(images).__name__, remedy)
-    if tuple(images.shape[1:]) != folded.input_shape or not len(images):
-        remedy = "Give a few hundred training images of the shape that the fold takes."
-        raise refusal(_WHERE, expected, f"one of {tuple(images.shape)}", remedy)
-    if not images.is_floating_point() or images.layout != torch.strided:
-        kind = images.dtype if images.layout == torch.strided else images.layout
-        raise refusal(_WHERE, expected, f"one of {kind}", _SCALED)
-    x = images.detach().to(device="cpu", dtype=folded.dtype)
+    is_batch = isinstance(images, Tensor) and images.layout == torch.strided and len(images) > 0
+    if not is_batch or images.shape[1:] != folded.input_shape or not images.is_floating_point():
+        expected = f"a tensor of images {shape}, floats as the network was trained on"
+        got = f"{images.dtype} {tuple(images.shape)}" if is_batch else f"{images!r:.60}"
+        raise refusal(_WHERE, expected, got, _IMAGES)
+    x: Tensor = images.detach().to(device="cpu", dtype=folded.dtype)
     if not bool(x.isfinite().all()) or not x.any():
         got = "zeros alone" if x.isfinite().all() else f"some that are not finite in {x.dtype}"
-        raise refusal(_WHERE, "images that set scales", got, "Give a few hundred training images.")
+        raise refusal(_WHERE, "images that set scales", got, _IMAGES)
     white = (folded.about or {}).get("white")
     if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
         got = f"{float(x.min()):g} to {float(x.max()):g}"
-        raise refusal(_WHERE, f"pixels from 0 to {white:g}", got, _SCALED)
+        raise refusal(_WHERE, f"pixels from 0 to {white:g}", got, _IMAGES)
     return x
 
 

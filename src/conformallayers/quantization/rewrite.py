@@ -372,7 +372,7 @@ def _add(op: layer.Add, to: Quantizer) -> None:
 def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     windows = _windows(op, to)
-    sizes = np.unique(places.divisors(windows, to.shapes[x], to.shapes[y]))
+    sizes = np.unique(places.divisors(windows, to.shapes[x]))
     if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
         got = f"{op.kind} of windows of different sizes, or of more than 1024 numbers"
         raise _refusal(got, _OTHER_POOLING)

@@ -32,10 +32,8 @@ def resampled(op: Resampling, shape: Shape) -> Iterator[tuple[int, Table, Array]
         shape: of the sample before it.
     """
     found: list[tuple[Table, Array]]
-    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
-        found = [adaptive(n, m) for n, m in zip(shape[1:], op.size, strict=True)]
-    elif isinstance(op, layer.AvgPool):
-        found = _pooled(op, shape)
+    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.AvgPool)):
+        found = [_averages(*windows) for windows in _counted(op, shape)]
     elif isinstance(op, layer.Pad):
         every = zip(shape[len(shape) - len(op.pads) :], op.pads, strict=True)
         found = [_copies(padded(n, *ends, op.mode)) for n, ends in every]
@@ -68,21 +66,27 @@ def margins(op: layer.Pool, shape: Shape) -> list[tuple[int, int]]:
     return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in op.axes(shape)]
 
 
-def divisors(op: layer.AvgPool, shape: Shape, result: Shape) -> Array:
+def divisors(op: layer.AvgPool | layer.AdaptiveAvgPool, shape: Shape) -> Array:
     """Return the number of entries of each window that counts, one for each position."""
     sizes = np.ones(())
-    axes = zip(shape[1:], op.kernel, result[1:], op.stride, op.padding, strict=True)
-    for axis in axes:
-        sizes = sizes[..., None] * window_sizes(*axis, axis[-1] if op.count_include_pad else 0)
+    for _, _, counted in _counted(op, shape):
+        sizes = sizes[..., None] * counted
     return sizes
 
 
-def window_sizes(
-    n: int, taps: int, positions: int, stride: int, padding: int, counted: int
-) -> Table:
-    """Count the entries of each window of an average, with ``counted`` entries of the pads."""
-    start = np.arange(positions) * stride - padding
-    return np.minimum(start + taps, n + counted) - np.maximum(start, -counted)
+def _counted(
+    op: layer.AvgPool | layer.AdaptiveAvgPool | layer.AdaptiveMaxPool, shape: Shape
+) -> list[tuple[Table, Table, Table]]:
+    """Return for each axis the first entry of every window, its end, and how many entries count."""
+    ends = window_ends(op, shape)
+    if not isinstance(op, layer.AvgPool):
+        return [(first, stop, stop - first) for first, stop in ends]
+    found = []
+    for (n, m, k, s, p, _), (first, stop) in zip(op.axes(shape), ends, strict=True):
+        start, pad = np.arange(m) * s - p, p if op.count_include_pad else 0
+        sizes = np.minimum(start + k, n + pad) - np.maximum(start, -pad)
+        found.append((first, stop, sizes))
+    return found
 
 
 def padded(n: int, before: int, after: int, mode: str) -> Table:
@@ -92,39 +96,19 @@ def padded(n: int, before: int, after: int, mode: str) -> Table:
     return found if mode == "zeros" else np.pad(np.arange(n), (before, after), mode=modes[mode])
 
 
-def adaptive(n: int, m: int) -> tuple[Table, Array]:
-    """Return the table and the weights of m averages that cover n entries."""
-    start, stop = adaptive_ends(n, m)
-    return _averages(start, stop, stop - start)
-
-
-def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
-    """Return the starts and the ends of m ranges that cover n entries."""
-    return np.arange(m) * n // m, -(-(np.arange(m) + 1) * n // m)
-
-
 def window_ends(
     op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
 ) -> list[tuple[Table, Table]]:
     """Return for each axis the first entry of every window that is inside the map, and its end."""
     if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
-        return [adaptive_ends(*sizes) for sizes in zip(shape[1:], op.size, strict=True)]
+        sizes = zip(shape[1:], op.size, strict=True)
+        return [(np.arange(m) * n // m, -(-(np.arange(m) + 1) * n // m)) for n, m in sizes]
     ends = []
     for n, m, k, s, p, d in (op.averages if isinstance(op, layer.NormPool) else op).axes(shape):
         start = np.arange(m) * s - p
         first = np.where(start < 0, start % d, start)  # taps before the map are skipped d by d
         ends.append((first, np.minimum(start + d * (k - 1) + 1, n)))
     return ends
-
-
-def _pooled(op: layer.AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
-    """Return the table and the weights of the windows of an average along each axis."""
-    found = []
-    for n, m, k, s, p, _ in op.axes(shape):
-        start = np.arange(m) * s - p
-        sizes = window_sizes(n, k, m, s, p, p if op.count_include_pad else 0)
-        found.append(_averages(np.maximum(start, 0), np.minimum(start + k, n), sizes))
-    return found
 
 
 def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]:

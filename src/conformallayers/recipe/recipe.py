@@ -104,9 +104,9 @@ class Recipe(Printed):
                 dropped[index].append(name)
         return [tuple(names) for names in dropped]
 
-    def peak_elements(self, shapes: Mapping[str, Shape] | None = None) -> int:
-        """Return the largest number of elements that one sample needs at a time; shapes may be given."""
-        shapes = shapes or self.shapes()
+    def peak_elements(self) -> int:
+        """Return the largest number of elements that one sample needs at a time."""
+        shapes = self.shapes()
         alive = peak = prod(self.input_shape)
         for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
             alive += sum(prod(shapes[name]) for name in operation.outputs)

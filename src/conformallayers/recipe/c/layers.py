@@ -13,7 +13,7 @@ import numpy as np
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
-from ..operation import Operation, Shape
+from ..operation import Operation
 from ..places import Array
 from .constants import number, runs_of
 from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
@@ -397,12 +397,11 @@ def _add(op: layer.Add, program: Program) -> None:
 def _pool(op: Any, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     x, more = in_work(program, last(program, x)), ""
-    shape = program.shape(x)
     kind = "max_pool"
     if isinstance(op, layer.NormPool):
         kind, more = "norm_pool", f", {prod(op.kernel)}"
     elif isinstance(op, (layer.AvgPool, layer.AdaptiveAvgPool)):
-        divisors = _divisors(op, shape, program.shape(y))
+        divisors = places.divisors(op, program.shape(x))
         kind, more = "avg_pool", f", {number(float(divisors.flat[0]), 'float')}"
         if np.ptp(divisors) > 0:
             kind, more = "avg_pool_each", f", {program.array(f'{y}_divisors', divisors)}"
@@ -422,16 +421,6 @@ def pool(
     program.emit(
         f"{function}({program.read(x)}, {target}, {_geometry(op, program, x, y)}{arguments});"
     )
-
-
-def _divisors(op: Any, shape: Shape, result: Shape) -> Array:
-    if isinstance(op, layer.AvgPool):
-        return np.asarray(places.divisors(op, shape, result), np.float64)
-    sizes = np.ones(())
-    for n, m in zip(shape[1:], op.size, strict=True):
-        start, stop = places.adaptive_ends(n, m)
-        sizes = sizes[..., None] * (stop - start)
-    return sizes
 
 
 def _geometry(op: Any, program: Program, x: str, y: str) -> str:

@@ -115,7 +115,7 @@ def _windows(
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, net: Context, x: Array) -> Array:
     total = reduce(np.add, _entries(op, x.astype(np.float64), 0.0))
-    divisors = places.divisors(op, x.shape[1:], total.shape[1:])
+    divisors = places.divisors(op, x.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
 

@@ -98,7 +98,7 @@ def avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) 
         y = x.node("Conv", weight, shape=shape, group=x.shape[0], **options)
     else:
         y = x.node("AveragePool", shape=shape, count_include_pad=1, **options)
-    factor = scale * prod(op.kernel) / places.divisors(op, x.shape, shape)
+    factor = scale * prod(op.kernel) / places.divisors(op, x.shape)
     same = bool((factor == factor.flat[0]).all())
     return y.weighted(factor.flat[0]) if same else y * factor
 
@@ -278,7 +278,7 @@ def _merged(
         return None
     (window,) = windows
     shape = shapes[window.inputs[0]]
-    divisors = places.divisors(window, shape, shapes[op.outputs[0]])
+    divisors = places.divisors(window, shape)
     complete = bool((divisors == prod(window.kernel)).all()) and not any(window.padding)
     if not complete or len(norms) != shape[0]:
         return None

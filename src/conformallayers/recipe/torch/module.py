@@ -73,10 +73,9 @@ class RecipeModule(nn.Module):
             if isinstance(op, layer.Conv) and len(op.stride) == 2
             for name in op.inputs[:1]
         }
-        shapes = recipe.shapes()
         self.chunk_size: int | None = None
         if recipe.by_sample:
-            per_sample = max(4, dtype.itemsize) * recipe.peak_elements(shapes)
+            per_sample = max(4, dtype.itemsize) * recipe.peak_elements()
             self.chunk_size = max(1, CHUNK_BYTES // per_sample)
 
     @property
