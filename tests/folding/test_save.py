@@ -104,7 +104,7 @@ def wide() -> cl.Folded:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: registered("layers"), "got Own. Outside a ConformalLayers use"),
+        (lambda: registered("layers"), "got Own. Inside a ConformalLayers fold with"),
         (wide, "on meta"),
         (lambda: net("chain"), r"expected a Folded, got ConformalLayers\. Fold a model first"),
     ],

@@ -146,7 +146,7 @@ def calling() -> Network:
         (
             calling,
             {},
-            r"operations supported by ONNX, got layer 2: Eigenvalues\. Outside a ConformalLayers use",
+            r"operations supported by ONNX, got layer 2: Eigenvalues\. Inside a ConformalLayers fold with",
         ),
     ],
 )

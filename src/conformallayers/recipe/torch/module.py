@@ -29,11 +29,7 @@ class Constants(nn.Module):
     def __init__(self, arrays: Mapping[str, Tensor], wide: frozenset[str]) -> None:
         super().__init__()
         self.wide = wide
-        for name, array in arrays.items():
-            if hasattr(self, name):  # register_buffer refuses the name of a method, such as "half"
-                self._buffers[name] = array
-            else:
-                self.register_buffer(name, array)
+        self._buffers.update(arrays)  # register_buffer refuses the name of a method, such as "half"
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Convert every constant; wide constants change their device but keep float64."""
