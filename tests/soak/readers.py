@@ -72,7 +72,7 @@ def _picture(rng: Random, folder: Path) -> None:
     image = Image.fromarray(pixels).convert(rng.choice(("RGB", "L")))
     image.save(stream, rng.choice(_FORMATS))
     stream = io.BytesIO(_damaged(rng, stream.getvalue()))
-    values = read_image(stream, _SHAPE, resize=True)
+    values = read_image(stream, _SHAPE)
     assert values.shape == _SHAPE
     assert values.min() >= 0
     assert values.max() <= 1

@@ -69,8 +69,6 @@ class PredictOptions:
         format: table, csv or jsonl.
         out: File for the rows; standard output if not given.
         batch: Images to read and run at a time.
-        resize: Scale images of another size; otherwise they count as broken. A network of the zoo, or one that was
-            trained on a folder of pictures, always scales.
         labels: Text file with the name of each class, one per line; those of the model if not given.
         engine: torch, numpy or onnxruntime; a run is folded first.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
@@ -83,7 +81,6 @@ class PredictOptions:
     format: Literal["table", "csv", "jsonl"] = "table"
     out: Path | None = None
     batch: PositiveInt = 64
-    resize: bool = False
     labels: Path | None = None
     engine: Literal["torch", "numpy", "onnxruntime"] = "torch"
     threads: PositiveInt | None = None

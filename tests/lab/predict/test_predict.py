@@ -83,7 +83,6 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "text.png": (b"I am no picture.\n" * 9, "no image of PNG"),
     "cut.png": (image_bytes(Image.fromarray(pixels(8, 8)))[:60], "a damaged image|no image"),
     "cut.jpg": (image_bytes(Image.fromarray(pixels(8, 8)), "JPEG")[:-40], "a damaged image"),
-    "size.png": (image_bytes(Image.fromarray(pixels(8, 9))), "9×8 pixels where the model takes 8×8"),
     "moving.gif": (animation("GIF"), "several images"),
     "float.tif": (image_bytes(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF"), "of mode F"),
     "bomb.png": (bomb(), "too many pixels"),
@@ -259,11 +258,11 @@ def test_wrong_options_are_refused(
 def test_scores_that_are_not_finite_are_reported(
     grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = open_network(grey, PredictOptions())
-    monkeypatch.setattr(network.run, "_run", lambda x: np.full((len(x), 4), np.nan))
+    session = open_network(grey, PredictOptions())
+    monkeypatch.setattr(session, "_run", lambda x: np.full((len(x), 4), np.nan))
     path = str(save_grey(tmp_path / "a.png"))
     broken = {"path": path, "broken": "scores that are not finite"}
-    assert score([path], network, PredictOptions()) == [broken]
+    assert score([path], session, PredictOptions()) == [broken]
 
 
 def test_equal_scores_keep_the_order_of_the_classes() -> None:

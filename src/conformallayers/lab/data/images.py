@@ -42,11 +42,11 @@ def find_images(paths: Iterable[str]) -> Iterator[str]:
         yield from (str(error.filename) for error in closed)
 
 
-def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = False) -> Array:
-    """Return an image as (C, H, W), float32, with values in [0, 1]; transparent pixels are put over white.
+def read_image(source: str | IO[bytes], shape: tuple[int, ...]) -> Array:
+    """Return an image as (C, H, W), float32, with values in [0, 1], scaled to the shape; transparent pixels are put over white.
 
     Raises:
-        Unreadable: not an image, damaged, too large, or of another shape.
+        Unreadable: not an image, damaged, or too large.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -57,7 +57,7 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = F
             if isinstance(source, str) and os.path.exists(source) and not os.path.isfile(source):
                 raise Unreadable("no regular file")  # opening a pipe would block
             with Image.open(source, formats=_FORMATS) as image:
-                return _pixels(image, shape, resize)
+                return _pixels(image, shape)
         except Unreadable:
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -69,7 +69,7 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...], resize: bool = F
             raise Unreadable(reason or f"a damaged image ({first_line(error)})") from error
 
 
-def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
+def _pixels(image: Picture, shape: tuple[int, ...]) -> Array:
     """Return the pixels, (C, H, W), in [0, 1]."""
     from PIL import Image, ImageOps
 
@@ -80,9 +80,6 @@ def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
     if image.mode not in _MODES:
         raise Unreadable(f"pixels of mode {image.mode}, whose white is not known")
     upright = ImageOps.exif_transpose(image)
-    if upright.size != (width, height) and not resize:
-        found = f"{upright.width}×{upright.height} pixels where the model takes {width}×{height}"
-        raise Unreadable(f"{found}; --resize scales them")
     if upright.has_transparency_data:
         upright = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)

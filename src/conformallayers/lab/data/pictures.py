@@ -86,7 +86,7 @@ class Pictures:
         images = np.empty((len(files), *shape), np.uint8)
         for index, (path, _) in enumerate(progress(files, len(files), "pictures")):
             try:
-                values = 255 * read_image(str(self.folder / path), shape, resize=True)
+                values = 255 * read_image(str(self.folder / path), shape)
                 images[index] = values.round().astype(np.uint8)
             except Unreadable as fault:
                 broken.append(f"{printable(path)} ({printable(str(fault))})")

@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -23,7 +22,6 @@ from ...session import Session
 from ...utils.files import staged_files
 from ...utils.progress import progress
 from ...utils.text import csv_text, printable
-from ...zoo.catalogue import network_files
 from ..data.images import Array, Unreadable, find_images, read_image
 from ..options import PredictOptions
 from ..training.saved_models import chosen_labels, load_model, locate
@@ -41,11 +39,11 @@ def run_predict(
     """Write a row for every image; report broken ones on standard error, skip them, and return their number."""
     if options.address is not None and not options.ray:
         raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
-    network = open_network(model, options)
+    session = open_network(model, options)
     images = list(find_images(paths))
     batches = [images[i : i + options.batch] for i in range(0, len(images), options.batch)]
     with contextlib.ExitStack() as stack:
-        scored: Iterable[list[Row]] = (score(batch, network, options) for batch in batches)
+        scored: Iterable[list[Row]] = (score(batch, session, options) for batch in batches)
         if options.ray and batches:
             scored = stack.enter_context(_ray_batches(batches, model, options))
         stream = sys.stdout
@@ -55,7 +53,7 @@ def run_predict(
             stream = stack.enter_context(open(staged, "w", **text))  # type: ignore[call-overload]
         if not stream.isatty():
             scored = progress(scored, len(batches), "images")
-        return _write(scored, stream, options.format, min(options.top, len(network.labels)))
+        return _write(scored, stream, options.format, min(options.top, *session.output_shape))
 
 
 def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) -> int:
@@ -83,49 +81,38 @@ def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) 
     return broken
 
 
-@dataclass(frozen=True)
-class ReadyNetwork:
-    """A network that is ready to run."""
-
-    run: Session
-    labels: tuple[str, ...]
-    scales: bool
-
-
-def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
-    """Load a fold, or fold a run."""
+def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Session:
+    """Load a fold, or fold a run; its outputs have labels."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    where, path = f"predict {os.fspath(model)}", locate(model, "predict")
-    folded = load_model(path, "predict").fold("predict")
+    where = f"predict {os.fspath(model)}"
+    folded = load_model(locate(model, "predict"), "predict").fold("predict")
     if len(folded.output_shape) != 1:
         got = f"(B, {shape_text(folded.output_shape)[1:]}"
         expected = "a network that gives scores (B, classes)"
         raise refusal(where, expected, got, "Add a Flatten and a head.")
     (classes,) = folded.output_shape
     labels = chosen_labels(options.labels, folded.labels, classes, where)
-    numbers = tuple(map(str, range(classes)))
-    about = folded.about or {}
-    scales = options.resize or "pictures" in about or path in network_files().values()
-    session = Session(folded, engine=options.engine, threads=options.threads)
-    return ReadyNetwork(session, labels or numbers, scales)
+    folded.labels = labels or tuple(map(str, range(classes)))
+    return Session(folded, engine=options.engine, threads=options.threads)
 
 
-def score(paths: Sequence[str], network: ReadyNetwork, options: PredictOptions) -> list[Row]:
+def score(paths: Sequence[str], session: Session, options: PredictOptions) -> list[Row]:
     """Read and run one batch; return a row for every image."""
+    labels = session.folded.labels or ()
     rows: list[Row] = []
     values: list[Array] = []
     for path in paths:
         rows.append({"path": path})
         try:
-            values.append(read_image(path, network.run.input_shape, network.scales))
+            values.append(read_image(path, session.input_shape))
         except Unreadable as fault:
             rows[-1]["broken"] = str(fault)
-    outputs = network.run(np.stack(values)) if values else ()
+    outputs = session(np.stack(values)) if values else ()
     whole = (row for row in rows if "broken" not in row)
     for row, scores in zip(whole, outputs, strict=True):
         if np.isfinite(scores).all():
-            row["top"] = likeliest(scores, options.top, network.labels)
+            row["top"] = likeliest(scores, options.top, labels)
         else:
             row["broken"] = "scores that are not finite"
     return rows
