@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import networks
-from ...container import ConformalLayers, layer_by_layer
+from ...container import layer_by_layer
 from ...errors import ConformalError, cause_line, ignored_warnings
 from ...folding.fold import fold
 from ...folding.folded import Folded
@@ -162,11 +162,6 @@ def multiply_adds(folded: Folded) -> int:
 def weights(folded: Folded) -> int:
     """Return the number of stored constants."""
     return sum(array.numel() for array in folded.recipe.constants.values())
-
-
-def has_conformal_layers(network: nn.Module) -> bool:
-    """Tell whether a network has ConformalLayers to fold."""
-    return any(isinstance(module, ConformalLayers) for module in network.modules())
 
 
 def deployed_relu(network: nn.Module) -> nn.Module:

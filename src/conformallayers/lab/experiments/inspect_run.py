@@ -14,8 +14,8 @@ from ...inspection import Form, Inspection, inspect
 from ...utils.files import replace_file
 from ..data.batches import from_images
 from ..report import figures
+from ..training.evaluate import has_conformal_layers
 from ..training.saved_models import load_model
-from .bench import has_conformal_layers
 
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 

@@ -46,6 +46,11 @@ def share_correct(scores: Tensor, labels: Tensor) -> float:
     return int((scores.argmax(1) == labels).sum()) / len(labels)
 
 
+def has_conformal_layers(network: nn.Module) -> bool:
+    """Tell whether a network has ConformalLayers to fold."""
+    return any(isinstance(module, ConformalLayers) for module in network.modules())
+
+
 def accuracy_by_path(
     model: nn.Module, data: Dataset, shape: tuple[int, ...], device: str = "cpu"
 ) -> tuple[dict[str, Any], Tensor]:
@@ -58,7 +63,7 @@ def accuracy_by_path(
         scores = all_scores(model, data.test_images, device, shape)
     found: dict[str, Any] = {"layers": share_correct(scores, data.test_labels)}
     found |= {"folded": None, "strategy": None}
-    if any(isinstance(module, ConformalLayers) for module in model.modules()):
+    if has_conformal_layers(model):
         folded = fold(model, shape)
         scores = all_scores(folded, data.test_images, device, shape)
         folded_share = share_correct(scores, data.test_labels)

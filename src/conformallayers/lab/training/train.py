@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from ...container import ConformalLayers, layer_by_layer
+from ...container import layer_by_layer
 from ...diagnosis import diagnose
 from ...errors import ConformalError, first_line, ignored_warnings, refusal
 from ...expansion import collapse
@@ -33,7 +33,7 @@ from ..measure import keep_freed_memory
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
-from .evaluate import accuracy_by_path, all_scores, share_correct
+from .evaluate import accuracy_by_path, all_scores, has_conformal_layers, share_correct
 from .own_networks import absolute, check_outputs, source_hash
 from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
@@ -237,7 +237,7 @@ class _Run:
 
     def health_warnings(self) -> Iterator[str]:
         """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
-        if not any(isinstance(module, ConformalLayers) for module in self.model.modules()):
+        if not has_conformal_layers(self.model):
             return
         images = self.batches.images[:_DIAGNOSED].to(self.config.device)
         try:
