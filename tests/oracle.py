@@ -98,6 +98,7 @@ def oracle(
     return run_conformal(model, x, Run(vectors or {}))
 
 
+@torch.no_grad()
 def pair(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x, t) behind the last layer of a float64 ConformalLayers, before the division."""
     value = _passed(model, x, Run())

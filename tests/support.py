@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
@@ -84,13 +83,6 @@ def assert_says(action: Callable[[], object], *parts: str) -> None:
     text = message_of(action)
     for part in parts:
         assert part in text, text
-
-
-def without_override() -> None:
-    """Let permissions of files count for root too; for ``preexec_fn`` of a new process."""
-    libc = ctypes.CDLL(None)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
 def run_command(*arguments: object) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +149,6 @@ def test_the_record_is_a_table_that_cannot_be_changed() -> None:
     assert rows["fc"] == ("Linear", "kept in the head", "behind the division")
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.attention = nn.Conv1d(2, 4, 1), nn.MultiheadAttention(8, 2)
-        self.last = nn.Conv1d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        x, _ = self.attention(x, x, x)
-        return self.last(x)
-
-
 class Squeeze(nn.Module):
     """Squeeze and excitation: maps times numbers that depend on them."""
 
@@ -212,9 +199,7 @@ def test_all_refusals_come_at_once() -> None:
     assert "expected track_running_stats=True" in rows[4]
 
 
-def test_attention_and_gates_are_refused() -> None:
-    rows = refusal_of(Attention(), (2, 8))
-    assert [row.split()[1] for row in rows] == ["MultiheadAttention", "getitem"]
+def test_gates_are_refused() -> None:
     rows = refusal_of(Squeeze())
     assert [row.split()[1] for row in rows] == ["Sigmoid", "mul"]
     assert "mul(model_conv, model_gate_1) is no layer that folds. Write it with modules" in rows[1]
@@ -369,49 +354,6 @@ def test_wrong_choices() -> None:
     assert_says(
         lambda: cl.convert(plain, SHAPE, keep=["1"]), "The rectifiers of the model are none."
     )
-
-
-class RandomGraph(nn.Module):
-    """A random acyclic graph: every step reads one or two earlier values, so that branches share some."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        drawn = random.Random(seed)
-        self.stem, self.steps = nn.Conv2d(3, 4, 3, padding=1), list[tuple[str, int, int]]()
-        for number in range(1, 9):
-            kind = drawn.choice(("layer", "layer", "sum", "join"))
-            self.steps.append((kind, drawn.randrange(number), drawn.randrange(number)))
-            channels = 8 if kind == "join" else 4
-            norm = drawn.choice((nn.Identity, nn.BatchNorm2d))(4)
-            rectifier = drawn.choice((nn.ReLU(), nn.LeakyReLU(0.2), nn.PReLU()))
-            self.add_module(
-                f"step{number}",
-                nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), norm, rectifier),
-            )
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = [self.stem(x)]
-        for number, (kind, first, second) in enumerate(self.steps, 1):
-            one, other = values[first], values[second]
-            layer = self.get_submodule(f"step{number}")
-            if kind == "sum":
-                values.append(one + other)
-            else:
-                values.append(layer(torch.cat([one, other], 1) if kind == "join" else one))
-        return self.head(torch.flatten(self.pool(values[-1] + values[-2]), 1))
-
-
-@pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(6)
-def test_random_graphs_whose_branches_share_values(seed: int) -> None:
-    model = randomise(RandomGraph(seed), seed)
-    twin, x = twin_of(model, SHAPE, keep="all")
-    with torch.no_grad():
-        expected = model.eval()(embedded(twin, x))
-        assert relative_error(twin(x), expected) <= 1e-12
-        with cl.layer_by_layer():
-            assert relative_error(twin(x), expected) <= 1e-12
 
 
 def test_a_value_twice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import conformallayers as cl
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.training.train import train
 
 QUIET = Console(quiet=True)
 
@@ -26,3 +29,22 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+def few_digits() -> Dataset:
+    """Return 200 training and 50 test images of digits."""
+    full = load("digits")
+    return replace(
+        full,
+        train_images=full.train_images[:200],
+        train_labels=full.train_labels[:200],
+        test_images=full.test_images[:50],
+        test_labels=full.test_labels[:50],
+    )
+
+
+def train_few_digits(out: Path) -> Path:
+    """Train LeNetCL, with every option that the fold must carry over, and return the run folder."""
+    options = {"centre": True, "projective": True, "gain": 20.0, "alpha": "spectral"}
+    steps = {"epochs": 3, "batch_size": 20, "learning_rate": 0.01}
+    return train("LeNetCL", few_digits(), out=out, console=QUIET, **options, **steps).folder

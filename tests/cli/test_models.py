@@ -18,8 +18,8 @@ from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
 from nets import SHAPE, net
 from oracle import relative_error
-from runs import train_few_digits
 from support import run_command
+from training import train_few_digits
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from cases import LINEAR_CASES, Case
-from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
+from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
+from conformallayers.folding.lower import LOWER, Lowering, by_sample, find_lowering
 from conformallayers.nn.layers import Channels, ChannelScale, Permute, Rescale
 from conformallayers.recipe.layer_operations import Call
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
@@ -19,7 +19,6 @@ from oracle import randomise, relative_error
 from support import samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-SPATIAL = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # image sizes by number of axes
 
 
 def centre() -> cl.Centre:
@@ -28,40 +27,15 @@ def centre() -> cl.Centre:
     return module
 
 
-def pools() -> list[Case]:
-    options = {"stride": 1, "padding": 1, "ceil_mode": True}
-    norms = [
-        Case(f"LPPool{axes}d {chosen}", lambda p=pool, c=chosen: p(2, 3, **c), (2, *SPATIAL[axes]))
-        for axes, pool in enumerate(by_axis("LPPool"), start=1)
-        for chosen in ({}, {"stride": 2}, {"stride": 2, "ceil_mode": True})
-    ]
-    largest = [
-        Case(f"AdaptiveMaxPool{axes}d {n}", lambda p=pool, n=n: p(n), (2, *SPATIAL[axes]))
-        for axes, pool in enumerate(by_axis("AdaptiveMaxPool"), start=1)
-        for n in (1, 3, *([] if axes == 1 else [(None, *[2] * (axes - 1))]))
-    ]
-    return [*norms, *largest] + [
-        Case(f"MaxPool{axes}d {chosen}", lambda p=pool, c=chosen: p(3, **c), (2, *SPATIAL[axes]))
-        for axes, pool in enumerate(by_axis("MaxPool"), start=1)
-        for chosen in ({}, options, {"stride": 2, "dilation": 1, "ceil_mode": True})
-    ]
-
-
 FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
-    cl.Abs,
     lambda: Channels(1, 3, 4),
-    nn.ReLU,
     nn.ReLU6,
-    nn.LeakyReLU,
-    lambda: nn.LeakyReLU(0.3),
     nn.SiLU,
     nn.Sigmoid,
     nn.Tanh,
     nn.Hardswish,
     nn.Hardsigmoid,
     nn.GELU,
-    nn.PReLU,
-    lambda: nn.PReLU(4),
     lambda: nn.Softmax(dim=1),
     lambda: nn.Softmax(dim=-1),
     lambda: nn.LogSoftmax(dim=2),
@@ -76,9 +50,9 @@ FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
     lambda: Permute((1, 0)),
     centre,
 )
-HEAD_CASES = [Case(str(build()), build, (4, 6)) for build in FUNCTIONS] + pools()
+HEAD_CASES = [Case(str(build()), build, (4, 6)) for build in FUNCTIONS]
 CASES: dict[str, list[Case]] = {}  # by the class of the module
-for case in (*LINEAR_CASES, *HEAD_CASES):
+for case in (*LINEAR_CASES, *HOMOGENEOUS_CASES, *HEAD_CASES):
     CASES.setdefault(type(case.build()).__name__, []).append(case)
 
 

@@ -33,21 +33,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "dense": (lambda: nn.Sequential(blocks.Dense(4), blocks.Dense(8)), 2, 0),
     "inception": (lambda: blocks.Inception(4), 3, 0),
     "unet": (lambda: blocks.UNet(4), 2, 0),
-    "expanded": (
-        lambda: nn.Sequential(
-            nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
-        ),
-        1,
-        0,
-    ),
     "padded chain": (
         lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)),
         2,
-        0,
-    ),
-    "norm before conv": (
-        lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)),
-        1,
         0,
     ),
     "reflect": (

@@ -137,18 +137,7 @@ def test_listing_needs_no_torch() -> None:
 def test_records_print_as_a_table() -> None:
     header, _, first, second = str(Records([TOY, replace(TOY, name="other")])).splitlines()
     assert header.split("  ")[0] == "name"
-    assert first.split() == [
-        "toy<1>",
-        "digits",
-        "98.77",
-        "%",
-        "395",
-        "k",
-        "48.6",
-        "k",
-        "198",
-        "KiB",
-    ]
+    assert " ".join(first.split()) == "toy<1> digits 98.77 % 395 k 48.6 k 198 KiB"
     assert second.startswith("other")
     assert "<1>" not in Records([TOY])._repr_html_()
 

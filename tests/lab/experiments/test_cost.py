@@ -12,9 +12,8 @@ from conformallayers.lab.data import datasets
 from conformallayers.lab.experiments import cost
 from conformallayers.lab.experiments.cost import NETWORKS, cells, config_of, run_cost
 from conformallayers.lab.options import CostOptions
-from runs import few_digits
 from support import run_command
-from training import QUIET
+from training import QUIET, few_digits
 
 NAMES = ("LeNet", "StageNet-micro", "StageReLUNet-micro-expanded")
 

@@ -16,7 +16,7 @@ from conformallayers.lab.experiments import expansion
 from conformallayers.lab.experiments.cost import config_of
 from conformallayers.lab.experiments.expansion import VARIANTS, Variant, run_expansion
 from conformallayers.lab.options import ExpansionOptions
-from runs import few_digits
+from training import few_digits
 
 
 def test_rows_are_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,7 @@ from conformallayers.lab.experiments.robustness import (
 from conformallayers.lab.options import RobustnessOptions
 from conformallayers.lab.training.saved_models import load_model
 from conformallayers.lab.training.train import train
-from runs import few_digits
-from training import QUIET
+from training import QUIET, few_digits
 
 SEEN = ("StageNet-micro", "StageReLUNet-micro")  # networks that see contrast
 UNSEEN = ("LeNetCL", "StageNet-micro-no-offset")

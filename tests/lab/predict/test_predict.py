@@ -23,9 +23,8 @@ from conformallayers.lab.predict import predict as network_module
 from conformallayers.lab.predict.predict import likeliest, open_network, score
 from conformallayers.lab.training.train import train
 from pictures import GREY, classifier, image_bytes, pixels, save_grey
-from runs import few_digits
 from support import run_command
-from training import QUIET, source_environment
+from training import QUIET, few_digits, source_environment
 
 WORDS = ("zero", "one", "two", "three")
 

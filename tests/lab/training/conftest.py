@@ -8,8 +8,7 @@ import pytest
 
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training.train import train
-from runs import few_digits
-from training import QUIET
+from training import QUIET, few_digits
 
 
 @pytest.fixture(scope="session")
