@@ -12,21 +12,11 @@ from torch import Tensor
 from conformallayers.recipe.onnx.export import onnx_model
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.recipe.torch.module import RecipeModule
 from oracle import relative_error
+from programs import Fold
 
 runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 LIMIT = 1e-5
-
-
-class Network(RecipeModule):
-    """A recipe with what a fold says of itself."""
-
-    def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
-        kept = recipe.wide | recipe.integer_constants().keys()
-        casted = recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype))
-        super().__init__(casted, dtype)
-        self.strategy, self.origin = "conv", "a test"
 
 
 def single(kind: type[Operation], shape: tuple[int, ...], **fields: Any) -> Recipe:
@@ -53,6 +43,6 @@ def node_kinds(recipe: Recipe, opset: int = 20) -> list[str]:
 
 def error(recipe: Recipe, x: Tensor) -> float:
     """Return the relative error of ONNX Runtime against torch, NaN in the same places."""
-    network = Network(recipe)
+    network = Fold(recipe)
     with torch.no_grad():
         return relative_error(session(network.recipe)(x), network(x))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
+from torch.func import functional_call, grad, jacfwd, jacrev, vmap
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import conformallayers as cl
@@ -184,27 +184,6 @@ def test_jacobians(x: Tensor) -> None:
         assert torch.allclose(jacfwd(function)(x), wanted, rtol=1e-9, atol=1e-12)
         columns = vmap(lambda v, function=function: function(v.unsqueeze(0)))(x)
         assert torch.allclose(columns[:, 0], oracle(model, x), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop.*unfold_backward")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-@pytest.mark.parametrize("projective", [False, True])
-def test_hessians(projective: bool) -> None:
-    model = cl.ConformalLayers(
-        cl.Linear(4, 3), cl.ReSPro(projective=projective), cl.Linear(3, 2), cl.ReSPro()
-    ).double()
-    x = torch.randn(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    kernel = torch.linalg.svd(model[0].weight.detach())[2][-1:]  # all energies are 0
-    frozen = copy.deepcopy(model).requires_grad_(False).eval()
-    for point in (x, kernel):
-        wanted = torch.autograd.functional.hessian(lambda v: oracle(model, v).sum(), point)
-        for function in (model, frozen, *folds(model, (4,)).values()):
-            found = hessian(lambda v, function=function: function(v).sum())(point)
-            assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-11)
-            twice = torch.autograd.functional.hessian(
-                lambda v, function=function: function(v).sum(), point
-            )
-            assert torch.allclose(twice, wanted, rtol=1e-9, atol=1e-11)
 
 
 def test_a_spectral_activation_stands_once() -> None:

@@ -22,8 +22,9 @@ from conformallayers.recipe.onnx import export as exporter
 from conformallayers.recipe.onnx.export import export_onnx, onnx_model
 from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from onnx_support import LIMIT, Network, runtime, session
+from onnx_support import LIMIT, runtime, session
 from oracle import relative_error
+from programs import Fold
 from recipe_cases import RECIPE_CASES, RecipeCase
 from support import samples
 
@@ -37,8 +38,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "net.onnx"
 
 
-def network(name: str = TYPICAL, dtype: torch.dtype = torch.float32) -> Network:
-    return Network(CASES[name].build(), dtype)
+def network(name: str = TYPICAL, dtype: torch.dtype = torch.float32) -> Fold:
+    return Fold(CASES[name].build(), dtype)
 
 
 # -- the same numbers ---------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def network(name: str = TYPICAL, dtype: torch.dtype = torch.float32) -> Network:
 
 @pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
 def test_every_operation_gives_the_numbers_of_torch(case: RecipeCase) -> None:
-    net = Network(case.build())
+    net = Fold(case.build())
     run = session(net.recipe)
     for batch in (1, 4):
         x = samples(net.input_shape, torch.float32, batch, seed=batch)
@@ -107,7 +108,7 @@ def test_what_the_file_says_of_itself(path: Path) -> None:
     said = held.get_modelmeta().custom_metadata_map
     assert said["conformallayers.library"] == cl.__version__
     assert said["conformallayers.origin"] == net.origin
-    assert said["conformallayers.strategy"] == "conv"
+    assert said["conformallayers.strategy"] == net.strategy
     assert said["conformallayers.dtype"] == "float32"
     assert json.loads(said["conformallayers.input_shape"]) == list(net.input_shape)
 
@@ -123,11 +124,11 @@ def test_equal_recipes_give_equal_files(path: Path) -> None:
 # -- refused ------------------------------------------------------------------------------------
 
 
-def calling() -> Network:
+def calling() -> Fold:
     builder = RecipeBuilder((3,))
     module = builder.module("eigen", nn.Identity())
     y = builder.add(layer.Call, INPUT, module=module, what="layer 2: Eigenvalues", result=(3,))
-    return Network(builder.recipe(y))
+    return Fold(builder.recipe(y))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from blocks import randomised
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
-from onnx_support import LIMIT, Network, error, node_kinds, session, single
+from onnx_support import LIMIT, error, node_kinds, session, single
 from oracle import relative_error
+from programs import Fold
 from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
 from support import samples
 
@@ -30,7 +31,7 @@ POINT_CASES = [
 @pytest.mark.parametrize("opset", [20, 23])  # without and with RMSNormalization
 @pytest.mark.parametrize("case", POINT_CASES, ids=lambda case: case.name)
 def test_samples_of_every_size(case: RecipeCase, opset: int) -> None:
-    network = Network(case.build())
+    network = Fold(case.build())
     x = samples(network.input_shape, torch.float32, 5)
     x[1] *= 1e-12
     x[2] *= 1e11
