@@ -90,17 +90,8 @@ class PartHealth(Printed):
             f"{self.path or 'model'}: unit {self.unit}, offset {self.offset:.3g}, inputs of length "
             f"{self.entering:.3g}, entries of outputs {self.leaving:.3g}"
         )
-        header = [
-            "path",
-            "kind",
-            "output",
-            "length",
-            "alpha",
-            "arriving",
-            "added to t",
-            "dead",
-            "variance",
-        ]
+        header = ["path", "kind", "output", "length"]
+        header += ["alpha", "arriving", "added to t", "dead", "variance"]
         rows = [_cells(layer) for layer in self.layers]
         kept = [i for i in range(len(header)) if i < 4 or any(row[i] for row in rows)]
         yield Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -70,15 +69,6 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
             )
         if not keep_hooks:
             refuse_hooks(path, module)
-    required = [
-        name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) > 1:
-        got = f"the inputs {', '.join(required)}"
-        raise refusal(where, "a model with one input", got, ONE_BY_ONE)
 
 
 # -- shapes --------------------------------------------------------------------------------------------

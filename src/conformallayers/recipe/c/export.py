@@ -54,7 +54,7 @@ def export_c(
         report: write nothing; the result has the sizes that the files would have.
 
     Returns:
-        A :class:`CExport`: the sizes; prints as a table.
+        A :class:`CExport`: files, sizes and work, which it prints.
 
     Examples:
         >>> import conformallayers as cl, tempfile
@@ -66,8 +66,8 @@ def export_c(
         >>> made.constant_bytes < 10_000
         True
     """
-    target = _checked(folded, folder, name, optimize)
-    program = _program(folded, name, optimize)
+    _check(folded, name, optimize)
+    target, program = Path(folder), _program(folded, name, optimize)
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
@@ -75,7 +75,10 @@ def export_c(
         dtype="int8" if integer.integer_values(program.recipe.operations) else "float32",
         makefile=target / f"{name}.mk" if example else None,
         example=target / f"{name}_example.c" if example else None,
-        **_sizes(program),
+        constant_bytes=sum(constant.bytes for constant in program.constants),
+        work_bytes=4 * max(1, program.work_size),
+        caller_bytes=4 * (prod(folded.input_shape) + prod(folded.output_shape)),
+        multiply_adds=program.multiply_adds,
     )
     if not report:
         _write_files(folded, program, result)
@@ -107,8 +110,8 @@ def write(recipe: Recipe, name: str = DEFAULT, optimize: str = "speed") -> Progr
     return program
 
 
-def _checked(folded: Any, folder: Any, name: object, optimize: object) -> Path:
-    """Check the arguments; return the folder."""
+def _check(folded: Any, name: object, optimize: object) -> None:
+    """Refuse what cannot be written."""
     if not isinstance(folded, RecipeModule):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal("export_c(folded)", "a Folded", got, remedy)
@@ -122,11 +125,6 @@ def _checked(folded: Any, folder: Any, name: object, optimize: object) -> Path:
     if labels is not None and len(labels) != outputs:
         remedy = "Set folded.labels to one name for every output, or to None."
         raise refusal("export_c(folded)", f"{outputs} labels", str(len(labels)), remedy)
-    target = Path(folder)
-    if any(path.exists() and not path.is_dir() for path in (target, *target.parents)):
-        got = f"the file {os.fspath(folder)!r}"
-        raise refusal("export_c(folder)", "a folder", got, "Name a folder.")
-    return target
 
 
 def _program(folded: Any, name: str, optimize: str) -> Program:
@@ -161,17 +159,6 @@ def _write_files(folded: Any, program: Program, result: CExport) -> None:
     texts = texts_of(folded, program, levels, outputs, result)
     result.header.parent.mkdir(parents=True, exist_ok=True)
     replace_files({path: [text.encode()] for path, text in texts.items()})
-
-
-def _sizes(program: Program) -> dict[str, Any]:
-    """Return the memory and the work of a program, for :class:`CExport`."""
-    recipe = program.recipe
-    return {
-        "arrays": tuple((constant.name, constant.bytes) for constant in program.constants),
-        "work_bytes": 4 * max(1, program.work_size),
-        "caller_bytes": 4 * (prod(recipe.input_shape) + prod(recipe.output_shape)),
-        "multiply_adds": program.multiply_adds,
-    }
 
 
 def _outputs(recipe: Recipe, image: Array) -> Array:

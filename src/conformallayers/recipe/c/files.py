@@ -13,26 +13,24 @@ from typing import Any
 import numpy as np
 
 from ... import __version__
-from ...utils.text import count, size, table
+from ...utils.text import count, size
 from .constants import QUAD, Array, Constant, number
 from .program import Program
 from .text import fill, quoted
 
 DEFAULT = "cl_model"
-_LIMIT = (
-    1e-3  # error of an output of the self-test, relative to the largest: rounding stays far below
-)
+_LIMIT = 1e-3  # error of the self-test, relative to the largest output: rounding stays far below
 
 
 @dataclass(frozen=True)
 class CExport:
-    """What :func:`export_c` wrote; prints as a table.
+    """What :func:`export_c` wrote; prints as two lines.
 
     Attributes:
         header, source: the files.
         name: the prefix of functions and macros.
         dtype: of the weights.
-        arrays: name and bytes of every constant array.
+        constant_bytes: of all constant arrays.
         work_bytes: of work memory, the arena.
         caller_bytes: of one image and its outputs in float32, which the caller has.
         multiply_adds: of one image.
@@ -43,17 +41,12 @@ class CExport:
     source: Path
     name: str
     dtype: str
-    arrays: tuple[tuple[str, int], ...]
+    constant_bytes: int
     work_bytes: int
     caller_bytes: int
     multiply_adds: int
     makefile: Path | None = None
     example: Path | None = None
-
-    @property
-    def constant_bytes(self) -> int:
-        """The bytes of all constant arrays."""
-        return sum(taken for _, taken in self.arrays)
 
     @property
     def ram_bytes(self) -> int:
@@ -69,17 +62,12 @@ class CExport:
     @property
     def report(self) -> str:
         """Sizes and work of the program, without the names of its files."""
-        rows = [(name, f"{taken}") for name, taken in self.arrays]
-        rows.append(("constants", f"{self.constant_bytes}"))
-        rows.append(("work memory", f"{self.work_bytes}"))
-        lines = [
-            table(("array", "bytes"), rows),
+        return (
             f"{self.dtype}: constants {size(self.constant_bytes)}, work memory "
-            f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
+            f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image\n"
             f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.ram_bytes)}, of which "
-            f"{size(self.caller_bytes)} are the image and the outputs",
-        ]
-        return "\n".join(lines)
+            f"{size(self.caller_bytes)} are the image and the outputs"
+        )
 
 
 def texts_of(
