@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from ..errors import refusal
 from ..functional import wide_dtype
 from ..nn.expanded import collapsed
+from ..nn.registry import held_tensors
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -25,14 +26,9 @@ def freeze(module: nn.Module) -> nn.Module:
     Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
     copy; other hooks are left behind, see :func:`refuse_hooks`.
     """
-    memo: dict[int, Any] = {}
-    for child in module.modules():
-        for held in (vars(child), child._parameters, child._buffers):
-            for value in held.values():
-                if (
-                    isinstance(value, Tensor) and not value.is_leaf
-                ):  # of functional_call, or an attribute
-                    memo[id(value)] = value.detach().clone()
+    # Computed tensors, of functional_call or as attributes, cannot be copied.
+    computed = (value for value in held_tensors(module) if not value.is_leaf)
+    memo: dict[int, Any] = {id(value): value.detach().clone() for value in computed}
     with torch.no_grad():
         frozen = collapsed(copy.deepcopy(module, memo)).eval()  # weights may differ in training
         for child in list(frozen.modules()):

@@ -15,7 +15,7 @@ from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.layers import Centre
-from ..nn.registry import find_spec
+from ..nn.registry import find_spec, held_tensors
 from ..nn.sequential import ConformalSequential
 from .graph import INPUT, NodeList
 
@@ -92,7 +92,7 @@ class Runner(fx.Interpreter):
         self.extra_traceback = False  # or fx would write its own lines into our messages
         self.device, self.real, self.copied = device, module, module
         if device == "meta":
-            buffers = {id(value): value.to("meta") for value in _tensors(module)}
+            buffers = {id(value): value.to("meta") for value in held_tensors(module)}
             self.copied = copy.deepcopy(module, cast(Any, buffers))
         self.input = torch.zeros(shape, dtype=like.dtype, device=device)
         self.args_iter = iter((self.input,))
@@ -128,13 +128,6 @@ class Runner(fx.Interpreter):
             return tuple(self.env[node].shape)
         except Exception:  # code of the user
             return None
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors that modules hold as buffers and as attributes."""
-    for child in module.modules():
-        for held in (child._parameters, child._buffers, vars(child)):
-            yield from (value for value in held.values() if isinstance(value, Tensor))
 
 
 class _SizedTracer(_Tracer):

@@ -331,9 +331,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
 
 def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
     """Return the output shape of a batch, from a copy of the module without data, on the meta device."""
-    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    for part in module.modules():
-        tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+    tensors = list(held_tensors(module))
     floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
     memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors}
@@ -343,6 +341,13 @@ def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
         device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         result = _bare_copy(module, {})(torch.zeros_like(x, device=device))
     return result.shape
+
+
+def held_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors of a module and its children: parameters, buffers and attributes."""
+    for child in module.modules():
+        for held in (child._parameters, child._buffers, vars(child)):
+            yield from (value for value in held.values() if isinstance(value, Tensor))
 
 
 def _bare_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
