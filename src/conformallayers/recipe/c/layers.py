@@ -234,8 +234,8 @@ def three(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
     return a, b, c
 
 
-def _three_sizes(values: Sequence[int], fill: int = 1) -> tuple[int, int, int]:
-    a, b, c = [*[fill] * (3 - len(values)), *values]
+def _three_sizes(values: Sequence[int]) -> tuple[int, int, int]:
+    a, b, c = [*[1] * (3 - len(values)), *values]
     return a, b, c
 
 

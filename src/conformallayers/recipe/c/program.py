@@ -201,10 +201,10 @@ class Program:
         self.buffers.append(Buffer(WORK, size, self.index, self.index))
         return f"{WORK} + @{len(self.buffers) - 1}:0:1@"
 
-    def temporary(self, like: str, shape: Shape | None = None) -> str:
-        """Name a value of the same type that only the current operation reads, by default of the same shape."""
+    def temporary(self, like: str) -> str:
+        """Name a value of the same type and shape that only the current operation reads."""
         name = f"{like}.{len(self._shapes)}"
-        self._shapes[name], self._last_use[name] = shape or self.shape(like), self.index
+        self._shapes[name], self._last_use[name] = self.shape(like), self.index
         if like in self._int8:
             self._int8.add(name)
         return name
