@@ -52,6 +52,16 @@ def test_every_row_is_a_setting_that_train_takes(network: str, dataset: str) -> 
         assert differing == {"network", "projective", "alpha", "gain"}
 
 
+def test_an_expanded_network_has_half_the_rate() -> None:
+    plain, expanded = modern("LeNet", "cifar10"), modern("LeNet", "cifar10", expand=True)
+    assert expanded.learning_rate == plain.learning_rate / 2
+    words = ["conformallayers", "train", "LeNet", "cifar10", "--training-preset", "modern"]
+    assert shlex.split(expanded.command({})) == [*words, "--expand"]
+    assert modern("LeNet", "cifar10", expand=True, learning_rate=0.01) == plain.model_copy(
+        update={"expand": True}
+    )
+
+
 def test_given_options_beat_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert modern().projective
     for name, value in (("projective", False), ("gain", 0.0), ("epochs", 3), ("alpha", "young")):

@@ -56,6 +56,7 @@ _DECAYS: dict[str | None, Mapping[str, Any]] = {
     "compact": {"weight_decay": 0.06},
     "large": {"weight_decay": 0.1},
 }
+_EXPANDED_RATE = 0.5  # factors of a kernel that move together move it further
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen by validation accuracy; docs/training.md gives the reason for each option.
@@ -276,7 +277,7 @@ class TrainConfig(BaseModel):
         """Return the command line of the run; ``extra`` has options that do not change its result."""
         usual = dict(DEFAULTS)
         if self.training_preset:
-            usual |= preset_options(self.network, self.dataset, self.preset)
+            usual |= preset_options(self.network, self.dataset, self.preset, self.expand)
         options = self.model_dump(exclude={*_REQUIRED, *DERIVED})
         given = {
             f"no_{key}" if value is False else key: value is False or value
@@ -345,7 +346,9 @@ def _refused(option: str, expected: str, got: str, suggestion: str = "") -> Conf
     return refusal(where, expected, got, f"See conformallayers train --help.{suggestion}")
 
 
-def preset_options(network: str, dataset: str, preset: str | None = None) -> dict[str, Any]:
+def preset_options(
+    network: str, dataset: str, preset: str | None = None, expand: bool = False
+) -> dict[str, Any]:
     """Return the options of the training preset for a network, its preset if it has one, and a data set.
 
     Examples:
@@ -360,7 +363,10 @@ def preset_options(network: str, dataset: str, preset: str | None = None) -> dic
         got = f"{network} on {dataset}"
         raise refusal("train --training-preset", f"one of {members} on a known set", got, remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    return {**_COMMON, **conformal, **PRESETS[family, kind], **_DECAYS.get(preset, {})}
+    options = {**_COMMON, **conformal, **PRESETS[family, kind], **_DECAYS.get(preset, {})}
+    if expand:
+        options["learning_rate"] *= _EXPANDED_RATE
+    return options
 
 
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,4 +374,5 @@ def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     if "training_preset" not in given:
         return dict(options)
-    return {**preset_options(given["network"], given["dataset"], given.get("preset")), **given}
+    chosen = (given.get(name) for name in ("preset", "expand"))
+    return {**preset_options(given["network"], given["dataset"], *chosen), **given}
