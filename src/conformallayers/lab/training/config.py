@@ -374,5 +374,5 @@ def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     if "training_preset" not in given:
         return dict(options)
-    chosen = (given.get(name) for name in ("preset", "expand"))
-    return {**preset_options(given["network"], given["dataset"], *chosen), **given}
+    names = given["network"], given["dataset"], given.get("preset")
+    return {**preset_options(*names, expand=bool(given.get("expand"))), **given}
