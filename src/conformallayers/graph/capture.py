@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ from ..utils.axes import per_axis
 from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Branches, Graph, Node, NodeList, kind_of
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def capture(
@@ -69,6 +72,10 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
             )
         if not keep_hooks:
             refuse_hooks(path, module)
+    inputs = inspect.signature(model.forward).parameters.values()
+    needed = [one.name for one in inputs if one.default is one.empty and one.kind in _POSITIONAL]
+    if len(needed) > 1:
+        raise refusal(where, "a model with one input", ", ".join(needed), ONE_BY_ONE)
 
 
 # -- shapes --------------------------------------------------------------------------------------------

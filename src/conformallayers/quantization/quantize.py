@@ -17,7 +17,10 @@ from .calibration import Calibration
 from .rewrite import Quantizer
 
 _DTYPES = torch.float32, torch.float64
-_IMAGES = "Give a few hundred training images as the fold takes them, such as x / 255 of bytes."
+_IMAGES = (
+    "Give a few hundred training images as the fold takes them, such as x / 255 of bytes; "
+    "from a loader, torch.cat([x for x, _ in batches])."
+)
 _WHERE = "quantize(folded, images)"
 
 
@@ -78,7 +81,8 @@ def _checked(folded: Any, images: Any) -> Tensor:
     is_batch = isinstance(images, Tensor) and images.layout == torch.strided and len(images) > 0
     if not is_batch or images.shape[1:] != folded.input_shape or not images.is_floating_point():
         expected = f"a tensor of images {shape}, floats as the network was trained on"
-        got = f"{images.dtype} {tuple(images.shape)}" if is_batch else f"{images!r:.60}"
+        named = isinstance(images, Tensor)
+        got = f"{images.dtype} {tuple(images.shape)}" if named else type(images).__name__
         raise refusal(_WHERE, expected, got, _IMAGES)
     x: Tensor = images.detach().to(device="cpu", dtype=folded.dtype)
     if not bool(x.isfinite().all()) or not x.any():
