@@ -87,7 +87,10 @@ class RadialActivation(nn.Module):
         self.reset_parameters()
 
     def growth(self, q: Any) -> Any:
-        """Return the factor of the coordinate, given a tensor, or a :class:`Formula` when a fold traces it."""
+        """Return the factor of the coordinate for a tensor q.
+
+        A fold calls it with a :class:`~conformallayers.nn.formula.Formula`.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define growth(q)")
 
     def step(self, tau: Any, m: Any, n: Any) -> Any:

@@ -46,7 +46,7 @@ def _unary(head: str) -> Callable[[Formula], Formula]:
 
 @dataclass(frozen=True)
 class Formula:
-    """A number, a variable, or an operator or function of formulas; see :data:`FUNCTIONS`.
+    """A number, a variable, or an operator or function of formulas; see ``FUNCTIONS``.
 
     Examples:
         >>> q = Formula("q")
@@ -73,7 +73,7 @@ class Formula:
 
         Args:
             values: of the variables.
-            functions: by the names in :data:`FUNCTIONS`, and operators that replace those of Python.
+            functions: by the names in ``FUNCTIONS``, and operators that replace those of Python.
             number: converts a number of the formula.
         """
         if not isinstance(self.head, str):
