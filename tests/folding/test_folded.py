@@ -87,3 +87,12 @@ def test_the_error_for_channels_last_says_so() -> None:
         folded(torch.zeros(2, 8, 8, 3))
     with pytest.raises(cl.ConformalError, match=r"unbatched.*unsqueeze"):
         folded(torch.zeros(3, 8, 8))
+
+
+def test_other_channels_are_refused() -> None:
+    folded = cl.fold(nn.Conv2d(3, 2, 3), (3, 8, 8))
+    assert folded(torch.rand(1, 3, 9, 9)).shape == (1, 2, 7, 7)
+    with pytest.raises(
+        cl.ConformalError, match=r"shape \(2, 1, 8, 8\)\. Give samples of that shape"
+    ):
+        folded(torch.rand(2, 1, 8, 8))

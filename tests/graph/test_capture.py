@@ -248,3 +248,8 @@ def test_a_softmax_of_the_batch_is_not_cut_into_chunks(head: nn.Module) -> None:
     assert cl.fold(nn.Sequential(part, nn.Flatten(), nn.Softmax(1)), (3, 8, 8)).recipe.by_sample
     behind = Model(lambda m, y: torch.softmax(y.flatten(1), 0))
     assert not cl.fold(behind, SHAPE).recipe.by_sample
+
+
+def test_a_batch_axis_in_the_input_shape_is_named() -> None:
+    with pytest.raises(cl.ConformalError, match=r"Leave out the batch axis: \(3, 8, 8\)\?"):
+        cl.fold(nn.Conv2d(3, 2, 1), (1, 3, 8, 8))

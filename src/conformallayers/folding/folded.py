@@ -289,9 +289,14 @@ class Folded(RecipeModule):
         spatial = x.dim() == len(shape) + 1 and len(shape) > 1 and 0 not in x.shape
         return spatial and x.shape[1] == shape[0] and not channels_last(x.shape[1:], shape)
 
-    def _wrong_shape(self, x: Tensor, why: str = "a fold is made for one") -> ConformalError:
+    def _wrong_shape(self, x: Tensor, why: str = "") -> ConformalError:
         expected = f"a batch of shape (B, {', '.join(map(str, self.input_shape))})"
-        got, remedy = "an input", f"Fold again for this shape: {why}."
+        got, remedy = (
+            "an input",
+            "Give samples of that shape, or fold for this one if the model takes it.",
+        )
+        if why:
+            remedy = f"Fold again for this shape: {why}."
         if tuple(x.shape) == self.input_shape:
             got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."
         elif channels_last(x.shape[1:], self.input_shape):

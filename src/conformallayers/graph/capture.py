@@ -167,6 +167,8 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
             shape = tuple(sample.shape)
             expected = f"a model that takes any number of samples of shape {shape_text(shape)}"
             remedy = "Check input_shape, and that model(x) runs."
+            if len(shape) == 4 and shape[0] == 1:
+                remedy += f" Leave out the batch axis: {shape_text(shape[1:])}?"
             if len(shape) > 2 and shape[-1] < min(shape[:-1]):
                 remedy += f" Channels are the first axis: {shape_text((shape[-1], *shape[:-1]))}?"
             raise refusal(where, expected, cause_line(error), remedy) from error
