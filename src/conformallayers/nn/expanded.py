@@ -64,6 +64,11 @@ class Chain(nn.Module):
         # A kernel is convolved as an image, with its input channels as the batch. torch correlates, hence the flip.
         whole: Tensor = first.movedim(1, 0)
         for kernel in others:
+            if whole[0, 0].numel() == 1:  # one pixel: a product of matrices for each tap
+                taps = kernel.unflatten(0, (self.groups, -1))
+                pixel = whole.reshape(len(whole), self.groups, -1)
+                whole = torch.einsum("gow...,igw->igo...", taps, pixel).flatten(1, 2)
+                continue
             reach = [size - 1 for size in kernel.shape[2:]]
             convolve, axes = _CONVOLVE[kernel.dim() - 3], list(range(2, kernel.dim()))
             whole = convolve(whole, kernel.flip(axes), padding=reach, groups=self.groups)
