@@ -259,7 +259,8 @@ class _Run:
             shown = progress(batches, len(batches), label)
         for index, (images, labels) in enumerate(shown):
             (rate, *_) = self.scheduler.get_last_lr()
-            scores = self.model(images)
+            # Plain convolutions and poolings take a tenth to a third less time on channels-last maps.
+            scores = self.model(images.contiguous(memory_format=torch.channels_last))
             loss = F.cross_entropy(scores, labels, reduction="sum")
             value = float(loss.detach())
             if not math.isfinite(value):
