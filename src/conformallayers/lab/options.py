@@ -161,7 +161,8 @@ class CostOptions(DataOptions, ThreadOptions):
             none is given. Their runs are in runs/NAME-DATASET-seedN.
         epochs: Passes over the training images; those of StageNet's preset if not given.
         seeds: Seeds of the runs.
-        measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
+        measure: Train nothing; time the networks in ONNX Runtime with one thread, and count the int8
+            instructions of an emulated Cortex-M4.
         out: Folder for rows, table and figure.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,13 +19,17 @@ from torch import Tensor, nn
 
 from ...errors import refusal
 from ...folding.fold import fold
+from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...nn.layers import Centre
+from ...quantization.quantize import quantize
+from ...recipe.c.export import export_c
 from ...session import Session
 from ...testing import fold_error
 from ...utils.text import count
 from ..checks import require_choice, torch_settings
 from ..data.catalogue import CLASSES, LABELS
+from ..devices.emulator import missing_tools, run_on_device
 from ..measure import interleave
 from ..options import CostOptions
 from ..report import figures
@@ -40,6 +45,7 @@ _BUDGET = ("epochs", "batch_size", "flips", "shift")  # of StageNet's preset, fo
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
 _EXECUTIONS = 60  # timed calls of each network
+_CALIBRATION = 32  # images for the scales of int8
 _WHERE = "experiment 5"
 
 
@@ -110,7 +116,7 @@ def config_of(
 
 
 def run_cost(options: CostOptions, console: Console | None = None) -> Row:
-    """Train the missing networks, or time those that are trained; return the record."""
+    """Train the missing networks, or measure what all cost; return the record."""
     _require_known(options.only, _WHERE)
     names = options.only or tuple(NETWORKS)
     if options.measure:
@@ -150,16 +156,19 @@ def train_and_measure(name: str, seed: int, chosen: CostOptions, console: Consol
 
 
 def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
-    """Time trained networks in ONNX Runtime with one thread, in turns."""
-    names = list(dict.fromkeys([OPPONENT, *names]))
-    runs = load_runs(names, chosen.dataset, chosen.seeds[0], _WHERE)
+    """Time deployed networks in ONNX Runtime with one thread, in turns; count int8 instructions on the device.
+
+    Neither depends on the weights, which are random, nor on the way of training: expanded networks are left out.
+    """
+    names = list(dict.fromkeys([OPPONENT, *(name.removesuffix(EXPANDED) for name in names)]))
     records = Records(
         *(_WHERE, replace(chosen, threads=1), f"{chosen.dataset}-times", ("name", "batch")),
         *(time_cells, partial(_time_figure, chosen)),
         settings=("dataset", "epochs"),
     )
-    folds = {n: fold(_without_centre(run.module), IMAGE_SHAPE) for n, run in runs.items()}
+    folds = {name: _untrained(name, chosen.dataset) for name in names}
     with torch_settings(1), records:
+        instructions = {name: _instructions(folded) for name, folded in folds.items()}
         for batch in BATCHES:
             x = _images(batch, seed=batch)
             engines = {
@@ -169,10 +178,25 @@ def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
             times = interleave(engines, _EXECUTIONS)
             for name, timing in times.items():
                 row = {"name": name, "batch": batch, "milliseconds": timing}
-                records.add(
-                    {**row, "ratio": round(timing["median"] / times[OPPONENT]["median"], 3)}
-                )
+                ratio = round(timing["median"] / times[OPPONENT]["median"], 3)
+                records.add({**row, "ratio": ratio, "instructions": instructions[name]})
     return records.record
+
+
+def _untrained(name: str, dataset: str) -> Folded:
+    """Return the fold of a network with random weights."""
+    torch.manual_seed(0)
+    return fold(_without_centre(config_of(name, dataset, 0).build()).eval(), IMAGE_SHAPE)
+
+
+def _instructions(folded: Folded) -> int | None:
+    """Return the instructions of a Cortex-M4 for one image in int8; None where its tools are missing."""
+    if missing_tools():
+        return None
+    images = _images(_CALIBRATION, seed=0)
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
+        made = export_c(quantize(folded, images), folder, optimize="size")
+        return int(run_on_device(made, images[:1].numpy()).instructions[0])
 
 
 def _without_centre(model: nn.Module) -> nn.Module:
@@ -189,11 +213,12 @@ def _images(count: int, seed: int) -> Tensor:
 
 def time_cells(rows: Sequence[Row]) -> Cells:
     """Return a table of the times of each network and batch size."""
-    lines = [
-        [row["name"], str(row["batch"]), f"{row['milliseconds']['median']:.4f}", str(row["ratio"])]
-        for row in rows
-    ]
-    return ["network", "batch", "ms", f"time / {OPPONENT}'s"], lines
+    lines = []
+    for row in rows:
+        line = [row["name"], str(row["batch"]), f"{row['milliseconds']['median']:.4f}"]
+        instructions = row["instructions"]
+        lines.append([*line, str(row["ratio"]), count(instructions) if instructions else "–"])
+    return ["network", "batch", "ms", f"time / {OPPONENT}'s", "int8 instructions"], lines
 
 
 def cells(rows: Sequence[Row]) -> Cells:
@@ -240,7 +265,8 @@ def _time_figure(chosen: CostOptions, times: Sequence[Row]) -> Figure:
     """Plot the accuracies that are recorded so far against the time of one image."""
     path = chosen.out / f"{chosen.dataset}.json"
     rows = read_record(path, _WHERE)["rows"] if path.exists() else []
-    costs = {row["name"]: row["ratio"] for row in times if row["batch"] == BATCHES[0]}
+    plain = {row["name"]: row["ratio"] for row in times if row["batch"] == BATCHES[0]}
+    costs = plain | {f"{name}{EXPANDED}": ratio for name, ratio in plain.items()}
     return front_figure(rows, costs, f"time of one image in ONNX Runtime / {OPPONENT}'s")
 
 
