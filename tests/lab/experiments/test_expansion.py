@@ -28,7 +28,7 @@ def test_rows_are_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [(row["variant"], row["seed"]) for row in record["rows"]] == [(k, 0) for k in kinds]
     monkeypatch.setattr(expansion, "epoch_rows", None)  # nothing is left to train
     assert run_expansion(chosen)["rows"] == record["rows"]
-    table = (tmp_path / "digits.md").read_text()
+    table = (tmp_path / "digits-1-epochs.md").read_text()
     assert "| variant | LeNet |" in table
     assert table.count("| chain+branches, rate × 2 |") == 1
 

@@ -18,10 +18,11 @@ from ..data.datasets import Dataset
 from ..options import ExpansionOptions
 from ..training.config import TrainConfig
 from ..training.train import epoch_rows
-from .cost import NETWORKS, config_of
+from .cost import EXPANDED, NETWORKS, config_of
 from .records import Cells, Records, Row, grouped
 
 NAMES = ("LeNet", "StageReLUNet-micro", "DepthwiseNet", "ResNet8")
+_PAIRED = [name for name in NETWORKS if f"{name}{EXPANDED}" in NETWORKS]
 _WHERE = "experiment 7"
 _SIDE = 0.5  # the scale of a branch that begins at random
 
@@ -31,11 +32,13 @@ class Variant(TrainConfig):
 
     kind: str = "chain+branches"
     expansion_width: float = 2.0
+    linear: bool = False
     random: bool = False
 
     def expanded(self, module: nn.Module) -> nn.Module:
-        """Expand a network; its terms begin at random instead of zero if so asked."""
-        bigger = expand(module, kind=self.kind, width=self.expansion_width)
+        """Expand a network; with its linear layers, and with terms that begin at random, if so asked."""
+        every = (lambda *_: True) if self.linear else None
+        bigger = expand(module, kind=self.kind, width=self.expansion_width, only=every)
         if self.random:
             for term in bigger.modules():
                 if isinstance(term, Chain):
@@ -48,33 +51,35 @@ class Variant(TrainConfig):
         return bigger
 
 
-# Options of Variant by name; "rate" multiplies the learning rate of the preset.
+# Options of Variant by name; "rate" and "decay" multiply those of the preset, which differ with expansion.
 VARIANTS: dict[str, Row] = {
     "plain": {"expand": False},
     "plain, rate × 0.5": {"expand": False, "rate": 0.5},
     "plain, rate × 2": {"expand": False, "rate": 2},
-    "plain, weight decay 0.06": {"expand": False, "weight_decay": 0.06},
-    "branches": {"kind": "branches"},
-    "chain": {"kind": "chain"},
+    "plain, weight decay × 3": {"expand": False, "decay": 3},
     "chain+branches": {},
+    "chain+branches, rate × 2": {"rate": 2},
+    "chain+branches, weight decay × 3": {"decay": 3},
+    "chain+branches, rate × 2, weight decay × 3": {"rate": 2, "decay": 3},
+    "chain+branches, from random terms": {"random": True},
+    "chain+branches, linear layers too": {"linear": True},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
-    "chain+branches, from random terms": {"random": True},
-    "chain+branches, rate × 0.5": {"rate": 0.5},
-    "chain+branches, rate × 2": {"rate": 2},
-    "chain+branches, weight decay 0.06": {"weight_decay": 0.06},
+    "chain": {"kind": "chain"},
+    "branches": {"kind": "branches"},
 }
 
 
 def run_expansion(options: ExpansionOptions) -> Row:
     """Train each network in each variant; return the record."""
     for name in options.only:
-        require_choice(f"{_WHERE} --only", name, NETWORKS, "Name one of them.")
+        require_choice(f"{_WHERE} --only", name, _PAIRED, "Name one of them.")
     for name in options.variants:
         require_choice(f"{_WHERE} --variants", name, VARIANTS, "Name one of them.")
     data = datasets.load(options.dataset, options.data_root, verify=options.verify)
     records = Records(
-        *(_WHERE, options, options.dataset, ("name", "variant", "seed"), cells),
+        *(_WHERE, options, f"{options.dataset}-{options.epochs}-epochs"),
+        *(("name", "variant", "seed"), cells),
         settings=("dataset", "epochs", "validation"),
     )
     with records:
@@ -87,10 +92,12 @@ def run_expansion(options: ExpansionOptions) -> Row:
 
 
 def _measure(name: str, variant: str, seed: int, chosen: ExpansionOptions, data: Dataset) -> Row:
-    config = config_of(name, chosen.dataset, seed, chosen.epochs, chosen.threads)
     given = {"expand": True, **VARIANTS[variant]}
-    rate = config.learning_rate * given.pop("rate", 1)
-    config = Variant(**{**config.model_dump(), "learning_rate": rate, **given})
+    same = f"{name}{EXPANDED}" if given["expand"] else name
+    config = config_of(same, chosen.dataset, seed, chosen.epochs, chosen.threads)
+    given["learning_rate"] = config.learning_rate * given.pop("rate", 1)
+    given["weight_decay"] = config.weight_decay * given.pop("decay", 1)
+    config = Variant(**{**config.model_dump(), **given})
     *_, last = epoch_rows(config, *data.split(chosen.validation))
     kept = "validation_accuracy", "train_accuracy", "seconds"
     return {"name": name, "variant": variant, "seed": seed, **{key: last[key] for key in kept}}
