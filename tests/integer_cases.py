@@ -10,8 +10,7 @@ import torch
 
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.operation import Shape
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder, Shape
 
 FORMULAS = {  # of activations
     "published": "tau + m * n",

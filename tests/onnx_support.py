@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from conformallayers.recipe.onnx.export import onnx_model
-from conformallayers.recipe.operation import Operation
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder
 from oracle import relative_error
 from programs import Fold
 

@@ -15,8 +15,7 @@ import torch
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.operation import Operation, Shape
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Shape
 from integer_cases import FORMULAS as EXACT
 from integer_cases import integer_builders
 

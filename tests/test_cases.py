@@ -14,8 +14,7 @@ import conformallayers as cl
 from cases import ALPHAS, HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Composite
-from conformallayers.nn.registry import _SPECS
-from conformallayers.nn.supported import BATCH_NORMS
+from conformallayers.nn.registry import BATCH_NORMS, SPECS
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, check_training, gradients, samples
 
@@ -131,11 +130,11 @@ def test_every_supported_type_has_a_row() -> None:
     ours = {v for v in homes.values() if getattr(v, "__module__", "") == file}
     ours -= {cl.Centre, cl.Abs}
     assert ours
-    linear = {kind for kind, spec in _SPECS.items() if not spec.homogeneous}
+    linear = {kind for kind, spec in SPECS.items() if not spec.homogeneous}
     torch_types = {kind for kind in linear if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built
     packages = "torch.", "conformallayers.nn."
-    maps = {kind for kind in {*_SPECS} - linear if kind.__module__.startswith(packages)}
+    maps = {kind for kind in {*SPECS} - linear if kind.__module__.startswith(packages)}
     assert maps == {type(case.build()) for case in HOMOGENEOUS_CASES} - {cl.Split}
 
 

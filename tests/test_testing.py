@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.nn.registry import _SPECS
+from conformallayers.nn.registry import SPECS
 
 
 class Sorted(nn.Module):
@@ -72,4 +72,4 @@ def test_a_bound_that_is_too_small_is_found(bound: float, holds: bool) -> None:
             with pytest.raises(AssertionError, match=r"‖h\(x\)‖ = .*its bound is"):
                 cl.testing.assert_homogeneous(module, shape)
     finally:
-        del _SPECS[Spread]
+        del SPECS[Spread]

@@ -13,8 +13,7 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.recipe.integer_operations import integer_values
 from conformallayers.recipe.numpy.operations import RUN as NUMPY
-from conformallayers.recipe.operation import Runtime
-from conformallayers.recipe.recipe import INPUT, Recipe
+from conformallayers.recipe.recipe import INPUT, Recipe, Runtime
 from conformallayers.recipe.torch.operations import RUN as TORCH
 from onnx_support import session
 from programs import COMPILER, FLAGS, SANITIZED, export, run_program

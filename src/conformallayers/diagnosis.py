@@ -17,7 +17,7 @@ from .graph.graph import INPUT, Graph, Node
 from .graph.trace import trace_part
 from .nn.activations import RadialActivation
 from .nn.branches import Join
-from .nn.supported import BATCH_NORMS
+from .nn.registry import BATCH_NORMS
 from .utils.text import Block, Printed, Table
 
 _LISTED = 3  # names in a warning that are written out

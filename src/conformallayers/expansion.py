@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .errors import is_real, refusal, shape_text
-from .nn.expanded import EXPANDABLE, KINDS, Expanded, collapsed, expanded, terms_of
+from .graph.graph import collapsed
+from .nn.expanded import EXPANDABLE, KINDS, Expanded, expanded, terms_of
 from .nn.registry import has_hooks
 from .utils.text import Block, Printed, Table, count, suggest
 

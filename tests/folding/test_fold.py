@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.folding.fold import fingerprint
 from conformallayers.recipe.layer_operations import Concatenate, Pad
 from nets import SHAPE, circular_net, conv_stack
 from oracle import exact_output, oracle, randomise, relative_error
@@ -245,3 +246,16 @@ def test_tiny_points_behind_a_published_activation_keep_their_squares(
     result = cl.fold(model, (2, 4, 4), strategy=strategy)(x)
     error = (result - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     assert float(error.max()) < 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_equal_numbers_have_one_fingerprint(dtype: torch.dtype) -> None:
+    numbers = torch.arange(12.0, dtype=dtype).view(3, 4)
+    for view in (numbers.T, numbers[:, ::2], numbers[:1, 1:2], numbers.view(-1)[::4][:1]):
+        found = set()
+        for held in (view, view.clone(memory_format=torch.contiguous_format)):
+            model = nn.Module()
+            model.weight = nn.Parameter(held)
+            found.add(fingerprint(model))
+        assert len(found) == 1
+    assert fingerprint(model) != fingerprint(model.double().half())

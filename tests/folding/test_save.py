@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.utils.fingerprint import fingerprint
+from conformallayers.folding.fold import fingerprint
 from nets import DTYPES, NETS, OFFSETS, SHAPE, Offset, features, folds, net
 from support import samples
 

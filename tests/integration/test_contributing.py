@@ -30,21 +30,21 @@ from conformallayers.folding.strategies.base import (
     add_flatten,
     normalised,
 )
-from conformallayers.nn.registry import _SPECS
-from conformallayers.nn.supported import LayerSpec
+from conformallayers.nn.registry import SPECS, LayerSpec
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.numpy import network as numpy_runtime
-from conformallayers.recipe.operation import (
+from conformallayers.recipe.recipe import (
+    INPUT,
     OPERATIONS,
     Operation,
+    RecipeBuilder,
     Shape,
     ShapeOf,
     Size,
     expect,
     operation,
 )
-from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch import module as torch_runtime
 from conformallayers.testing import TOLERANCES, assert_linear, fold_error
 from oracle import relative_error
@@ -133,7 +133,7 @@ ROW = LayerSpec(diagonal_bound, rank=4)
 @pytest.fixture(params=["row", "register_linear"])
 def layered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """Return a model with the layer, registered as one of the package or as a user does it."""
-    monkeypatch.setitem(_SPECS, Diagonal, ROW)
+    monkeypatch.setitem(SPECS, Diagonal, ROW)
     if request.param == "register_linear":
         cl.register_linear(Diagonal, diagonal_bound, rank=4)
     torch.manual_seed(0)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conformallayers.graph.graph import collapsed
 from conformallayers.nn.expanded import (
     KINDS,
     Branches,
     Chain,
     Expanded,
-    collapsed,
     expanded,
     terms_of,
 )

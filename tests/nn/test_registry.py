@@ -9,20 +9,23 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.nn.registry import _SPECS, branches, find_spec, is_homogeneous
-from oracle import relative_error
-from support import assert_says, samples
+from cases import HOMOGENEOUS_CASES, Case
+from conformallayers.nn.branches import branches
+from conformallayers.nn.registry import SPECS, find_spec, is_homogeneous
+from models import EMBEDDINGS, Generator
+from oracle import bound_of, exact, oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, assert_says, check_training, samples
 
 
 def test_a_second_registration_reaches_the_namesake() -> None:
-    before = _SPECS[nn.Linear]
+    before = SPECS[nn.Linear]
     try:
         cl.register_linear(nn.Linear, bound=lambda module, shape: 7.0)
         spec = find_spec(cl.Linear(2, 2))
         assert spec is not None
         assert spec.bound(cl.Linear(2, 2), (2,)) == 7.0
     finally:
-        _SPECS[nn.Linear] = before
+        SPECS[nn.Linear] = before
 
 
 def test_a_registered_class_may_stand_in_a_stack() -> None:
@@ -55,7 +58,7 @@ def test_a_registered_map_may_stand_in_a_stack() -> None:
         assert relative_error(model.double()(x), ordered(x)) <= 1e-13
         assert is_homogeneous(Sorted())
     finally:
-        del _SPECS[Sorted]
+        del SPECS[Sorted]
     assert not is_homogeneous(Sorted())
 
 
@@ -94,3 +97,128 @@ def test_circular_padding_that_crops_is_refused() -> None:
 def test_registration_wants_a_class(register: Callable[..., object]) -> None:
     where = f"{register.__name__}(module_type)"
     assert_says(lambda: register(nn.ReLU(), lambda *_: 1.0), where, "a subclass of nn.Module")
+
+
+GRADIENTS = {torch.float64: 1e-10, torch.float32: 2e-4}
+MAPS = [case for case in HOMOGENEOUS_CASES if "Split" not in case.name]
+every_case = pytest.mark.parametrize("case", HOMOGENEOUS_CASES, ids=lambda case: case.name)
+
+
+def check(model: cl.ConformalLayers, x: Tensor) -> None:
+    """Compare a training step and evaluation with the oracle, gradients of the step included."""
+    check_training(model, x, GRADIENTS[x.dtype])
+    model.eval()
+    with torch.no_grad():
+        expected = oracle(exact(model), x.detach().double())
+        assert relative_error(model(x), expected) <= TOLERANCES[x.dtype]
+        with cl.layer_by_layer():
+            assert relative_error(model(x), expected) <= TOLERANCES[x.dtype]
+
+
+def stack(case: Case, turn: int) -> cl.ConformalLayers:
+    """Build [layer, ReSPro, map, linear, ReSPro]: behind the map the factor is still pending."""
+    module = case.build()
+    with torch.no_grad():
+        size = module(torch.zeros(2, *case.input_shape))[0].numel()
+    first, second = (cl.ReSPro(("learned", None, "spectral")[(turn + i) % 3]) for i in range(2))
+    second.projective = turn % 2 == 0
+    last = nn.Flatten(), cl.Linear(size, 3, bias=turn % 4 == 0)
+    model = randomise(cl.ConformalLayers(cl.Scale(), first, module, *last, second), turn)
+    with torch.no_grad():
+        gain = model[0].gain  # the gradient of one near 0 is a difference of large terms
+        gain.copy_(gain.sign() * gain.abs().clamp_min(0.1))
+    return model
+
+
+@every_case
+def test_a_map_acts_on_x_and_leaves_t_alone(case: Case) -> None:
+    turn = HOMOGENEOUS_CASES.index(case)
+    dtype = DTYPES[turn // 2 % 2]
+    check(stack(case, turn).to(dtype), samples(case.input_shape, dtype, 3, turn))
+
+
+@every_case
+def test_bounds_hold_and_are_those_of_the_oracle(case: Case) -> None:
+    module = randomise(case.build(), 3).double().requires_grad_(False)
+    if case not in MAPS:
+        return
+    (step,) = cl.trace(cl.ConformalLayers(module), case.input_shape).steps
+    assert step.bound == pytest.approx(float(bound_of(module, case.input_shape)), rel=1e-12)
+    cl.testing.assert_homogeneous(module, case.input_shape)
+
+
+@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.sampled(2)
+def test_random_staged_networks(seed: int) -> None:
+    model, shape = Generator(seed).staged(**EMBEDDINGS[seed // 2 % 4])
+    dtype = DTYPES[seed % 2]
+    check(model.to(dtype), samples(shape, dtype, 4, seed))
+
+
+def test_a_norm_pool_has_gradient_zero_where_a_window_is_zero() -> None:
+    model = cl.ConformalLayers(nn.ReLU(), nn.LPPool1d(2, 2), cl.ReSPro(1.0)).double()
+    x = torch.tensor([[[-1.0, -2.0, 3.0, 4.0]]], dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(model(x).sum(), x)
+    assert bool(g.isfinite().all())
+    assert g[0, 0, 2:].abs().min() > 0
+
+
+def test_zero_samples_give_zeros_and_others_do_not_notice() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv1d(2, 4, 3, bias=True), nn.ReLU(), nn.MaxPool1d(2), cl.ReSPro()
+    )
+    x = samples((2, 9), torch.float32)
+    alone = model(x)
+    x[1] = 0
+    x[2, 0, 0] = torch.nan
+    y = model(x)
+    assert y[1].abs().max() == 0
+    assert bool(y[2].isnan().all())
+    assert torch.equal(y[[0, 3]], alone[[0, 3]])
+
+
+def test_split_checks_its_channels() -> None:
+    split = cl.Split([2, 3], [nn.ReLU(), cl.Abs()])
+    for size in (4, 6):
+        model = cl.ConformalLayers(split)
+        assert_says(lambda: model(torch.rand(1, size, 3)), "0.channels.0", "channels=5")  # noqa: B023
+        assert_says(lambda: cl.trace(model, (size, 3)), "0.channels.0", "channels=5")  # noqa: B023
+    assert_says(lambda: cl.Split([2, 0], [nn.ReLU()]), "Split(sizes=...)", "[2, 0]")
+    assert_says(lambda: cl.Split([], []), "Split(sizes=...)", "[]")
+    assert_says(lambda: cl.Split([2, True], [nn.ReLU()]), "Split(sizes=...)")
+    assert_says(lambda: cl.Split([2, 2], [nn.ReLU()]), "Split(modules=...)", "2 modules")
+    assert_says(lambda: cl.Split([2], ["relu"]), "Split", "modules")
+    assert "sizes=[2, 3]" in repr(split)
+
+
+def test_split_counts_the_largest_bound_of_its_groups() -> None:
+    split = cl.Split([2, 3], [cl.Scale(3.0), nn.LeakyReLU(2.0)])
+    model = cl.ConformalLayers(split, cl.ReSPro())
+    assert cl.trace(model, (5, 4)).alphas == (3.0,)
+    inside = cl.Split([2, 3], [nn.Sequential(cl.Scale(3.0), cl.ReSPro(1.0)), nn.LeakyReLU(2.0)])
+    model = cl.ConformalLayers(inside, cl.ReSPro())
+    assert cl.trace(model, (5, 4)).alphas == (1.0, pytest.approx(5**0.5))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's forward mode
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("zeros", [False, True])
+def test_second_derivatives(zeros: bool) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 4, 3, bias=True),
+        cl.ReSPro(),
+        cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]),
+        cl.Conv2d(4, 4, 2),
+        cl.ReSPro(projective=True),
+        offset="learned",
+        unit="rms",
+    ).double()
+    x = samples((36,), torch.float64, 1)[0] * (0.0 if zeros else 1.0)
+
+    def total(x: Tensor) -> Tensor:
+        return model(x.view(1, 1, 6, 6)).sum()
+
+    found = torch.func.hessian(total)(x)
+    assert bool(found.isfinite().all())
+    assert torch.allclose(found, torch.autograd.functional.hessian(total, x), atol=1e-12)

@@ -1,13 +1,17 @@
 """The offset and the unit of ConformalLayers: their numbers, and that they stay."""
 
+from __future__ import annotations
+
 import copy
 import math
 import pickle
 
 import pytest
 import torch
+from torch import nn
 
 import conformallayers as cl
+from cnns import embedded
 from oracle import exact, oracle, randomise, relative_error
 from support import assert_says, samples
 
@@ -19,7 +23,7 @@ EMBEDDINGS = [
 embeddings = pytest.mark.parametrize("settings", EMBEDDINGS, ids=str)
 
 
-def embedded(activation, **settings):
+def small(activation, **settings):
     model = cl.ConformalLayers(
         cl.Conv2d(2, 4, 3, bias=True),
         activation(),
@@ -36,7 +40,7 @@ def embedded(activation, **settings):
 @pytest.mark.parametrize("projective", [False, True])
 @pytest.mark.parametrize("alpha", [None, "spectral", "learned", 1.7])
 def test_offset_and_unit_are_those_of_the_recurrence(settings, projective, alpha):
-    model = embedded(lambda: cl.ReSPro(alpha, projective=projective), **settings)
+    model = small(lambda: cl.ReSPro(alpha, projective=projective), **settings)
     x = samples((2, 6, 6), torch.float64)
     x[0] = 0
     model(x)  # power iteration
@@ -72,7 +76,7 @@ def test_the_recurrence_in_root_mean_squares_by_hand():
 
 @embeddings
 def test_offset_and_unit_stay(settings):
-    model = embedded(lambda: cl.ReSPro(), **settings)
+    model = small(lambda: cl.ReSPro(), **settings)
     x = samples((2, 6, 6), torch.float64)
 
     def same(other):
@@ -93,7 +97,7 @@ def test_offset_and_unit_stay(settings):
         assert torch.equal(other(x), model(x))
     whole = model[:2] + model[2:]
     assert torch.equal(whole(x), model(x))
-    other = embedded(lambda: cl.ReSPro(), **settings)
+    other = small(lambda: cl.ReSPro(), **settings)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(0.5)
@@ -143,3 +147,80 @@ def test_a_learned_offset_that_is_not_finite_is_refused(value: float) -> None:
         model.log_offset.fill_(value)
     with pytest.raises(cl.ConformalError, match=r"a finite offset.*log_offset"):
         cl.fold(model, (3,))
+
+
+SHAPE = (2, 7, 6)
+
+
+def test_refusals_in_training_name_the_layer() -> None:
+    with pytest.raises(cl.ConformalError, match="BatchNorm1d at position 0"):
+        cl.ConformalLayers(nn.BatchNorm1d(2), cl.ReSPro(1.0))(torch.rand(3, 2, 4, 4))
+    with pytest.raises(cl.ConformalError, match="growth"):
+        cl.ConformalLayers(cl.RadialActivation())
+
+
+@pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
+def test_alpha_does_not_follow_running_statistics(alpha: str | None) -> None:
+    """It would change the scale of what comes next, whose statistics lag: evaluation fell to chance."""
+    torch.manual_seed(0)
+    normalisation = nn.BatchNorm2d(4)
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), normalisation, cl.Gnomonic(alpha)).double()
+    x = samples((2, 8, 7), torch.float64, 16)
+    before = model(x)
+    with torch.no_grad():
+        normalisation.running_var.mul_(100)
+    for _ in range(30):  # the power iteration goes on
+        after = model(x)
+    if alpha != "spectral":
+        assert torch.equal(before, after)
+    else:
+        assert (before - after).norm() < 0.05 * before.norm()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_means_are_those_of_the_plain_model(momentum: float | None) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, momentum=momentum)).double()
+    with torch.no_grad():
+        plain[0].bias.fill_(5.0)
+        plain[1].running_mean.fill_(4.998)
+    twin = cl.convert(plain, SHAPE, keep="all")
+    x = samples(SHAPE, torch.float64, 8)
+    for _ in range(3):
+        plain(embedded(twin, x))
+        twin(x)
+        found = dict(twin.features.named_children())["1"].running_mean
+        assert torch.allclose(found, plain[1].running_mean, rtol=1e-12)
+
+
+def test_groups_of_channels_run_hooks_and_refuse_other_shapes() -> None:
+    pools = [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]
+    model = cl.ConformalLayers(cl.Conv2d(2, 6, 3), cl.Split([2, 4], pools), cl.ReSPro(1.0))
+    calls = []
+    hook = pools[1].register_forward_hook(lambda *_: calls.append(1))
+    x = samples((2, 10, 10), torch.float32)
+    y = model(x)
+    assert len(calls) == 1
+    hook.remove()
+    torch.testing.assert_close(model(x), y, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1
+    pools[1].stride = 1  # 7×7 windows beside 4×4
+    with pytest.raises(cl.ConformalError, match="a concatenation of branches"):
+        model(x)
+    with pytest.raises(cl.ConformalError, match="in_channels=2"):
+        model(x[:, :1])
+
+
+def test_a_norm_inside_a_branch() -> None:
+    torch.manual_seed(0)
+    body = cl.Conv2d(2, 2, 3, padding=1, bias=True), nn.BatchNorm2d(2)
+    for layers in (body, (*body, cl.ReSPro())):
+        model = cl.ConformalLayers(cl.Residual(*layers), cl.ReSPro())
+        model(samples(SHAPE, torch.float32)).square().sum().backward()
+        cl.testing.assert_folds(model, SHAPE)
+
+
+def test_spectral_training_under_inference_mode() -> None:
+    model = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro("spectral"))
+    with torch.inference_mode():
+        assert model(torch.rand(2, 8)).isfinite().all()

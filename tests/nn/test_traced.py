@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.nn.registry import _SPECS
+from conformallayers.nn.registry import SPECS
 from oracle import oracle, randomise, relative_error
 from support import samples
 
@@ -132,7 +132,7 @@ class Weighted(nn.Module):
 def registered() -> object:
     cl.register_linear(Weighted, bound=lambda module, shape: 0.5)
     yield
-    del _SPECS[Weighted]
+    del SPECS[Weighted]
 
 
 def test_registered_modules_and_subclasses_are_leaves_of_a_traced_module(

@@ -26,8 +26,7 @@ from conformallayers.folding.folded import Folded
 from conformallayers.recipe import file as limits
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.file import describe, read_recipe, typed
-from conformallayers.recipe.operation import Positive, Size
-from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, Positive, RecipeBuilder, Size
 from nets import SHAPE, folds, net
 from oracle import relative_error
 from recipe_cases import RECIPE_CASES, RecipeCase

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from conformallayers.errors import ConformalError
+from conformallayers.nn.bounds import pool_windows
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.recipe import (
+    INPUT,
+    Operation,
+    Recipe,
+    RecipeBuilder,
+    Runtime,
+)
 from recipe_cases import RECIPE_CASES
 
 RECIPES = [case.build() for case in RECIPE_CASES]  # a recipe prints itself where a test fails
@@ -142,3 +154,52 @@ x: (3,) → (2,)
   y   = matmul(x; weight (5, 3))  (5,)
   y_2 = matmul(y; weight (2, 5))  (2,)
 return y_2"""
+
+
+CONV = {"stride": (1, 2), "padding": (0, 1), "dilation": (1, 1)}
+
+
+def test_settings_that_equal_their_default_are_left_out() -> None:
+    plain = layer.Conv(("x",), ("y",), weight="w", **CONV)
+    grouped = layer.Conv(("x",), ("y",), weight="w", bias="b", groups=2, **CONV)
+    assert dict(plain.constants()) == {"weight": "w"}
+    assert dict(grouped.constants()) == {"weight": "w", "bias": "b"}
+    assert dict(grouped.settings()) == {**dict(plain.settings()), "groups": 2}
+    assert dict(plain.settings(defaults=True))["groups"] == 1
+
+
+def test_a_runtime_refuses_operations_that_it_lacks() -> None:
+    run = Runtime("lists")
+    run.runs(point.Divide)(lambda op, holder, v, tau, m: v)
+    run.check(point.Divide(("v", "tau", "m"), ("y",), scale=1.0), "run")
+    with pytest.raises(
+        ConformalError, match=r"operations supported by lists, got slice\. Inside a Conf"
+    ):
+        run.check(layer.Slice(("x",), ("y",), axis=0, start=0, stop=1), "run")
+
+
+@pytest.mark.parametrize(("kind", "count"), [(point.Normalize, 1), (point.Rescale, 3)])
+def test_other_numbers_of_inputs_are_refused(kind: type[Operation], count: int) -> None:
+    names = tuple("zmτu")
+    kind(names[:count], ()).shapes([(4,), *[()] * (count - 1)], {}.__getitem__)
+    with pytest.raises(ValueError, match=r"expected 1|not z, m and τ"):
+        kind(names[: count + 1], ()).shapes([(4,), *[()] * count], {}.__getitem__)
+
+
+def test_copied_pixels_pad_every_spatial_axis() -> None:
+    for mode in ("reflect", "replicate", "circular"):
+        pad = layer.Pad(("x",), ("y",), pads=((1, 1),), mode=mode)
+        with pytest.raises(ValueError, match=rf"{mode} pads \(\(1, 1\),\) of \(2, 4, 4\)"):
+            pad.shapes([(2, 4, 4)], {}.__getitem__)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_windows_are_counted_as_by_torch(ceil_mode: bool) -> None:
+    for n, kernel, stride, padding in itertools.product(range(3, 9), (1, 2, 3), (1, 2, 4), (0, 1)):
+        if padding <= kernel // 2:
+            pool = nn.AvgPool1d(kernel, stride, padding, ceil_mode)
+            expected = pool(torch.zeros(1, 1, n)).shape[-1]
+            sizes = {"kernel": (kernel,), "stride": (stride,), "padding": (padding,)}
+            found = layer.AvgPool(("x",), ("y",), **sizes, ceil_mode=ceil_mode)
+            assert found.shape_of((1, n), lambda _: ()) == (1, expected)
+            assert len(pool_windows(pool, (1, n))[0]) == expected

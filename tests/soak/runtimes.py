@@ -16,7 +16,7 @@ from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe import integer_operations
 from conformallayers.recipe.layer_operations import AddConstant
 from conformallayers.recipe.onnx.export import LIMITS, open_session
-from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.recipe import Operation
 from models import Generator, odd_samples
 from node import NODE, document_of, outputs
 from programs import COMPILER, FLAGS, SANITIZED, run_program

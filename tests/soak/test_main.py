@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conformallayers.folding import cache
+from conformallayers import container
 from conformallayers.lab.report import page
 from conformallayers.recipe import file
 from conformallayers.recipe.numpy import operations as numpy_operations
@@ -61,7 +61,7 @@ def wrong_growths(patch: pytest.MonkeyPatch) -> None:
 
 
 def blind_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cache, "_matches", lambda model, copied: True)
+    patch.setattr(container, "_matches", lambda model, copied: True)
 
 
 def blind_checksum(patch: pytest.MonkeyPatch) -> None:

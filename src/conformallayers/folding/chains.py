@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Operation, Shape
+from ..recipe.recipe import Operation, Shape
 from ..utils.text import count
 from .convolution import Convolution, add, compose, diagonal, lifted, window
 

@@ -7,6 +7,7 @@ strategy lowers it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,8 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import checked_shape, refusal
 from ..graph.capture import capture
-from ..graph.freeze import frozen_wide
-from ..graph.graph import INPUT, Graph, Node, Part, between
+from ..graph.graph import INPUT, Graph, Node, Part, between, frozen_wide
 from ..graph.trace import Trace, trace_part
 from ..nn.bounds import Shape
 from ..nn.branches import Join
@@ -28,7 +28,6 @@ from ..recipe import point_operations as point
 from ..recipe import recipe as recipes
 from ..recipe.recipe import Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule, placed
-from ..utils.fingerprint import fingerprint
 from .folded import Folded
 from .lower import Lowering, add_join, by_sample, find_lowering
 from .merge import merge
@@ -140,6 +139,29 @@ def fold_layers(trace: Trace, settings: Settings) -> Recipe:
     recipe, _ = lower_stages(stages_of(trace), settings)
     _refuse_overflow(recipe, settings)
     return placed(merge(recipe, settings.dtype)[0], settings.dtype, settings.device)
+
+
+def fingerprint(model: nn.Module) -> str | None:
+    """Return the SHA-256 of a model's state: names, dtypes, shapes and bytes; None on "meta".
+
+    Examples:
+        >>> layer = nn.Linear(2, 1)
+        >>> before = fingerprint(layer)
+        >>> _ = nn.init.zeros_(layer.weight)
+        >>> fingerprint(layer) == before
+        False
+    """
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    if any(tensor.is_meta for tensor in state.values()):
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.cpu().contiguous().reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..errors import ConformalError, channels_last, refusal, shape_text
 from ..recipe import layer_operations as layer
-from ..recipe.operation import OPERATIONS, Operation, Shape, ShapeOf, expect
-from ..recipe.recipe import INPUT, Recipe
+from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, ShapeOf, expect
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
 from ..utils.text import Block, Printed, Table, count, size

@@ -13,15 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.bounds import channel_factor, conv_pads, pad_mode, pool_axes
+from ..nn.bounds import channel_factor, conv_pads, pad_mode, per_axis, pool_axes
 from ..nn.branches import Composite, Flow, Join
 from ..nn.layers import Abs, Centre, Channels, ChannelScale, Permute, RepeatChannels, Rescale, Scale
-from ..nn.registry import computes_like, find_spec, modules_in, shape_after
-from ..nn.supported import PADS
+from ..nn.registry import PADS, computes_like, find_spec, modules_in, shape_after
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Operation, Shape
-from ..recipe.recipe import RecipeBuilder
-from ..utils.axes import per_axis
+from ..recipe.recipe import Operation, RecipeBuilder, Shape
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}

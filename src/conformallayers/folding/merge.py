@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Operation, Shape
-from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from ..recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Shape
 from .chains import Chain, Cost, Link, Step, cheapest, cost_of, summed
 from .convolution import (
     Convolution,

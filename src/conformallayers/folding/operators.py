@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.freeze import device_of
-from ..nn.bounds import Shape, channel_factor
+from ..graph.graph import device_of
+from ..nn.bounds import Shape, channel_factor, per_axis
 from ..nn.layers import ChannelScale
 from ..nn.registry import computes_like, find_spec, is_affine
-from ..utils.axes import per_axis
 
 
 @dataclass(frozen=True, eq=False)

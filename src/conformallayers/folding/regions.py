@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Shape
+from ..recipe.recipe import Shape
 from .chains import Chain, Cost, Step, added, segment, worth_merging
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import refusal
 from ..recipe.file import DTYPES, Stored, read_file, typed, write_file
 from ..recipe.layer_operations import Call
-from ..recipe.operation import TORCH_ONLY
+from ..recipe.recipe import TORCH_ONLY
 from .folded import Folded
 from .plan import Plan
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import norm_unit
-from ..graph.freeze import device_of
+from ..graph.graph import device_of
 from ..graph.trace import Step, Trace
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape

@@ -13,15 +13,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
-from ..nn.bounds import Shape
+from ..nn.bounds import Shape, per_axis
 from ..nn.branches import Composite
 from ..nn.functions import Batch, Chain, call_text, modules_of
 from ..nn.layers import Channels
 from ..nn.registry import shape_after
 from ..nn.sequential import ConformalSequential
-from ..utils.axes import per_axis
-from .freeze import freeze, refuse_hooks
-from .graph import INPUT, Branches, Graph, Node, NodeList, kind_of
+from .graph import INPUT, Branches, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD

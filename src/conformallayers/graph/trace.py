@@ -18,8 +18,7 @@ from ..nn.registry import spec_of
 from ..nn.sequential import ConformalSequential
 from ..utils.text import Block, Printed, Table
 from .capture import capture
-from .freeze import frozen_wide
-from .graph import Graph, Node, Part, layers_graph
+from .graph import Graph, Node, Part, frozen_wide, layers_graph
 
 
 @dataclass(frozen=True)

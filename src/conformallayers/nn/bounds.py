@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import Scalar, guarded_root, wide_dtype
-from ..utils.axes import per_axis, windows
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
@@ -248,6 +247,17 @@ def conv_pads(module: Any) -> tuple[tuple[int, int], ...]:
     return tuple((int(p), int(p)) for p in module.padding)
 
 
+def per_axis(value: Any, axes: int) -> tuple[Any, ...]:
+    """Return one value per axis; a single value, or a sequence of one, counts for every axis.
+
+    Examples:
+        >>> per_axis(3, 2), per_axis((3,), 2), per_axis((3, 1), 2)
+        ((3, 3), (3, 3), (3, 1))
+    """
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return values * axes if len(values) == 1 else values
+
+
 def pool_axes(module: Any, axes: int) -> dict[str, tuple[int, ...]]:
     """Return kernel, stride, padding and dilation of a pooling layer, one number for each axis."""
     stride = module.kernel_size if module.stride is None else module.stride
@@ -264,8 +274,9 @@ def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     found = []
     for size, kernel, stride, padding, dilation in zip(shape[1:], *options.values(), strict=True):
         reach = dilation * (kernel - 1) + 1
-        count = windows(size, reach, stride, padding, bool(module.ceil_mode))
-        starts = [i * stride - padding for i in range(count)]
+        # With ceil_mode the last window may end outside, but starts inside.
+        last = size + padding - reach
+        starts = range(-padding, min(size, last + stride) if module.ceil_mode else last + 1, stride)
         # The first pixel of a dilated window that starts in the padding is not pixel 0.
         found.append(
             tuple(

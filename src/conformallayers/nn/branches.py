@@ -16,9 +16,12 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import is_whole, refusal
+from ..errors import ConformalError, is_whole, refusal
 from ..functional import Scalar
+from .activations import RadialActivation
+from .bounds import Shape
 from .layers import Channels
+from .registry import SPECS, LayerSpec, is_affine, is_homogeneous, modules_in, shape_after, spec_of
 
 T = TypeVar("T")
 How = Literal["sum", "concatenate"]
@@ -288,3 +291,99 @@ def _sequence(owner: str, modules: tuple[Any, ...]) -> nn.Sequential:
     if len(modules) == 1 and isinstance(modules[0], OrderedDict):
         return nn.Sequential(modules[0])
     return nn.Sequential(*(checked_module(owner, module) for module in modules))
+
+
+# -- composites of layers --------------------------------------------------------------------------------
+
+
+def branches(module: nn.Module) -> bool:
+    """Check whether a module has branches with activations or maps, so that it is not one linear layer."""
+    return isinstance(module, Composite) and any(
+        isinstance(child, RadialActivation) or is_homogeneous(child) for child in module.modules()
+    )
+
+
+def check_module(path: str, module: nn.Module) -> list[nn.Module]:
+    """Refuse a module that cannot stand in a ConformalLayers.
+
+    Returns the activations of the module in the order a point passes them.
+    """
+    if isinstance(module, RadialActivation):
+        _check_activation(path, module)
+        return [module]
+    if not isinstance(module, Composite):
+        spec_of(path, module)
+        return []
+    checking = _Checking()
+    module.flow(path, None, checking)
+    return checking.passed
+
+
+def _check_activation(path: str, module: RadialActivation) -> None:
+    where = f"ConformalLayers at position {path}"
+    module_type, base = type(module), RadialActivation
+    if module_type.growth is base.growth:
+        remedy = "Derive from it and define growth(q), or use cl.ReSPro."
+        got = f"{module_type.__name__}, which has none"
+        raise refusal(where, "an activation with a growth", got, remedy)
+    problem = module.fault()
+    if problem is not None:
+        raise refusal(
+            where,
+            "a positive growth(q) of + - * / sqrt exp log tanh, 1 at q = 0, and a slope > 0",
+            f"{module_type.__name__} with {problem}",
+            "See cl.RadialActivation.",
+        )
+
+
+class _Checking(Flow[None]):
+    """Check the modules of a composite; no values flow."""
+
+    def __init__(self) -> None:
+        self.passed: list[nn.Module] = []
+
+    def run(self, path: str, module: nn.Module, value: None) -> None:
+        for name, child in modules_in(path, module):
+            self.passed += check_module(name, child)
+
+    def join(self, path: str, values: list[None], join: Join) -> None:
+        pass
+
+
+class _Bounding(Flow[tuple[Shape, Scalar]]):
+    """Compute the output shape and the bound of a composite of linear layers."""
+
+    def run(
+        self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
+    ) -> tuple[Shape, Scalar]:
+        shape, bound = value
+        for name, child in modules_in(path, module):
+            bound = spec_of(name, child).bound(child, shape) * bound
+            shape = tuple(shape_after(child, shape)[1:])
+        return shape, bound
+
+    def join(
+        self, path: str, values: list[tuple[Shape, Scalar]], join: Join
+    ) -> tuple[Shape, Scalar]:
+        shape = join.shape([shape for shape, _ in values])
+        return shape, joined_bound([bound for _, bound in values], join, one_coordinate=True)
+
+
+def _composite_problem(module: Any) -> str | None:
+    try:
+        check_module("", module)
+    except ConformalError as error:
+        return str(error).removeprefix("ConformalLayers at position ")
+    return None
+
+
+def _composite_bound(module: Any, shape: Shape) -> Scalar:
+    bound: Scalar = module.flow("", (shape, 1.0), _Bounding())[1]
+    return bound
+
+
+def _composite_affine(module: nn.Module) -> bool:
+    return any(is_affine(child) for child in module.modules() if child is not module)
+
+
+SPECS[Composite] = LayerSpec(_composite_bound, check=_composite_problem, affine=_composite_affine)

@@ -265,26 +265,6 @@ def terms_of(kind: str, width: float, like: Tensor) -> Callable[[Shape], list[nn
     return make
 
 
-def collapsed(module: nn.Module) -> nn.Module:
-    """Replace the expanded layers of a module by plain ones, in place; tied weights stay tied."""
-    plain: dict[int, nn.Module] = {}
-    weights: dict[int, nn.Parameter] = {}
-
-    def replace(layer: nn.Module) -> nn.Module:
-        if not isinstance(layer, Expanded):
-            return layer
-        if id(layer) not in plain:
-            found = plain[id(layer)] = layer.plain()
-            found.weight = weights.setdefault(id(layer.terms), cast(nn.Parameter, found.weight))
-        return plain[id(layer)]
-
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if child is not None:
-                parent._modules[name] = replace(child)
-    return replace(module)
-
-
 def _grouped_shape(layer: Any) -> Shape:
     """Return (groups, outputs, inputs, *kernel) of a layer."""
     if isinstance(layer, nn.Linear):

@@ -1,4 +1,4 @@
-"""The registry of layers and maps: which types may stand in a ConformalLayers, and how they run.
+"""The registry of layers and maps: which types may stand in a ConformalLayers, and what is known of each.
 
 Affine types count as linear: their bias enters as ``x ← U x + t·b``. Each type is one row. A subclass
 inherits the row of its nearest ancestor unless it overrides ``forward``; then it must be registered
@@ -8,8 +8,8 @@ itself, because nothing guarantees that the override is linear.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +17,218 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal, refusal_at, shape_text
-from ..functional import Scalar, norm_pool, window_sums
-from .activations import RadialActivation
-from .bounds import Shape, pool_axes
-from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
-from .supported import BATCH_NORMS, NORM_POOLS, POOLS, REFUSED, SUPPORTED, Bound, LayerSpec
+from ..functional import Scalar
+from . import bounds
+from .bounds import Shape
+from .layers import Abs, Centre, Channels, ChannelScale, RepeatChannels, Rescale, Scale
+
+Bound = Callable[[nn.Module, Shape], Scalar]
+Check = Callable[[nn.Module], str | None]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Describe a linear module type, or a positively homogeneous one.
+
+    Args:
+        bound: (module, input shape) → an upper bound of the operator norm; of a homogeneous map, an
+            upper bound of ``‖h(x)‖/‖x‖``.
+        check: module → why this configuration is refused, or None.
+        rank: the number of axes of a batch, if the module fixes it.
+        channels: the name of the attribute that holds the size of axis 1.
+        identity_in_eval: whether the module is the identity in evaluation mode.
+        affine: module → whether it adds a bias.
+        multiple: whether it multiplies the whole sample by one number in evaluation mode.
+        norm_factor: (module, input shape) → the number by which it multiplies the norm of every
+            sample, or None if there is no such number.
+        homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
+    """
+
+    bound: Bound
+    check: Check | None = None
+    rank: int | None = None
+    channels: str | None = None
+    identity_in_eval: bool = False
+    affine: Callable[[Any], bool] = lambda _: False
+    multiple: bool = False
+    norm_factor: Callable[[Any, Shape], float | None] | None = None
+    homogeneous: bool = False
+
+    def takes(self, shape: Shape) -> bool:
+        """Tell whether samples of a shape have the number of axes that the module fixes."""
+        return self.rank is None or len(shape) + 1 == self.rank
+
+    def problem(self, module: nn.Module) -> str | None:
+        """Return why the configuration of a module is refused, or None."""
+        return None if self.check is None else self.check(module)
+
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
+NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
+POOLS = *NORM_POOLS, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+
+
+def _has_bias(module: Any) -> bool:
+    return module.bias is not None
+
+
+def _keeps_statistics(module: Any) -> str | None:
+    if module.running_var is not None:
+        return None
+    return (
+        "expected track_running_stats=True, got False. "
+        "Without running statistics the samples of a batch depend on each other."
+    )
+
+
+def _requires(attribute: str, value: object, why: str) -> Check:
+    """Return a check that refuses modules whose attribute has another value."""
+
+    def check(module: nn.Module) -> str | None:
+        got = getattr(module, attribute)
+        if got == value:
+            return None
+        return f"expected {attribute}={value}, got {attribute}={got}. {why}"
+
+    return check
+
+
+_not_in_place = _requires(
+    "inplace", False, "Use inplace=False: the values before it are needed later."
+)
+_one_output = _requires("return_indices", False, "A layer returns one tensor.")
+_euclidean = _requires("norm_type", 2, "Only the Euclidean norm of windows is supported.")
+
+
+def _pads_linearly(module: Any) -> str | None:
+    value = getattr(module, "value", 0)
+    if value != 0:
+        return f"expected padding with 0, got {value}. Padding must be linear."
+    if bounds.pad_mode(module) == "circular" and min(module.padding) < 0:
+        return f"expected circular padding without cropping, got {module.padding}. Crop first."
+    return None
+
+
+def _keeps_batch(module: nn.Module) -> str | None:
+    dim = getattr(module, "start_dim", getattr(module, "dim", 1))
+    if dim == 0:
+        return "expected the batch axis to stay, got axis 0. Start at axis 1."
+    return None
+
+
+def _interpolates_linearly(module: Any) -> str | None:
+    """Refuse what has no simple bound, or copies other pixels in float32 than in float64."""
+    if module.mode in ("linear", "bilinear", "trilinear"):
+        return None
+    scales = module.scale_factor
+    scales = scales if isinstance(scales, tuple) else (scales,)
+    nearest = module.mode in ("nearest", "nearest-exact")
+    if nearest and all(
+        scale is not None and scale >= 1 and scale == int(scale) for scale in scales
+    ):
+        return None
+    got = f"mode={module.mode!r}, scale_factor={module.scale_factor}"
+    return f"expected nearest neighbours with a whole scale_factor, got {got}. Use mode='bilinear'."
+
+
+def _one_without_copies(module: Any, shape: Shape) -> float | None:
+    """Return the norm factor of padding: 1 if it adds zeros and neither copies nor crops pixels."""
+    crops = any(size < 0 for size in module.padding)
+    return None if crops or bounds.pad_mode(module) != "zeros" else 1.0
+
+
+def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
+    """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
+    rank = n + 2
+    convolves: dict[str, Any] = {"rank": rank, "channels": "in_channels", "affine": _has_bias}
+    dropout = LayerSpec(
+        bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
+    )
+    padding = LayerSpec(
+        bounds.pad_bound, check=_pads_linearly, rank=rank, norm_factor=_one_without_copies
+    )
+    batch_norm = LayerSpec(
+        bounds.channel_bound,
+        check=_keeps_statistics,
+        rank=None if n == 1 else rank,  # BatchNorm1d takes (B, C) as well
+        channels="num_features",
+        affine=lambda _: True,
+    )
+    average = LayerSpec(bounds.avg_pool_bound, rank=rank)
+    largest = LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True)
+    rows = {
+        "Conv": LayerSpec(bounds.conv_bound, **convolves),
+        "ConvTranspose": LayerSpec(bounds.transposed_bound, **convolves),
+        **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), average),
+        "Dropout": dropout,
+        "BatchNorm": batch_norm,
+        **dict.fromkeys(PADS, padding),
+        **dict.fromkeys(("MaxPool", "AdaptiveMaxPool"), largest),
+        "LPPool": LayerSpec(bounds.norm_pool_bound, check=_euclidean, rank=rank, homogeneous=True),
+    }
+    return {getattr(nn, f"{name}{n}d"): spec for name, spec in rows.items()}
+
+
+_MOVES = LayerSpec(bounds.one, rank=4, norm_factor=bounds.one)
+_RESHAPES = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=bounds.one)
+
+SPECS: dict[type[nn.Module], LayerSpec] = {
+    **_spatial_rows(1),
+    **_spatial_rows(2),
+    **_spatial_rows(3),
+    nn.Linear: LayerSpec(bounds.linear_bound, channels="in_features", affine=_has_bias),
+    nn.Flatten: _RESHAPES,
+    nn.Unflatten: _RESHAPES,
+    nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
+    nn.Dropout: LayerSpec(
+        bounds.one,
+        check=_not_in_place,
+        identity_in_eval=True,
+        multiple=True,
+        norm_factor=bounds.one,
+    ),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), _MOVES),
+    nn.Upsample: LayerSpec(
+        bounds.upsample_bound, check=_interpolates_linearly, norm_factor=bounds.repeated_pixels
+    ),
+    RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
+    ChannelScale: LayerSpec(bounds.scale_bound),
+    Rescale: LayerSpec(bounds.rescale_bound, affine=_has_bias),
+    Scale: LayerSpec(bounds.gain_bound, multiple=True),
+    Channels: LayerSpec(bounds.one, channels="channels"),
+    nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
+    nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),
+    nn.PReLU: LayerSpec(bounds.prelu_bound, homogeneous=True),
+    Abs: LayerSpec(bounds.one, homogeneous=True),
+}
+
+_ACTIVATIONS = (
+    *("ReLU6", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign"),
+    *("Sigmoid", "Tanh", "LogSigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink"),
+    *("Softshrink", "Tanhshrink", "Softmax", "Softmax2d", "LogSoftmax", "Softmin"),
+    *("GLU", "Threshold"),
+)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+# A subclass gets the suggestion of its nearest ancestor.
+REFUSED: dict[type, str] = {
+    **dict.fromkeys(
+        (getattr(nn, name) for name in _ACTIVATIONS),
+        "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head.",
+    ),
+    nn.FractionalMaxPool2d: "Use nn.MaxPool2d or nn.LPPool2d(2, ...): its windows are random.",
+    nn.FractionalMaxPool3d: "Use nn.MaxPool3d or nn.LPPool3d(2, ...): its windows are random.",
+    **dict.fromkeys(
+        _NORMS, "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
+    ),
+    nn.modules.lazy.LazyModuleMixin: "Give the number of input channels: bounds need the weights.",
+    nn.Sequential: "Unpack it: cl.ConformalLayers(*inner, ...).",
+    Centre: "Put it before the ConformalLayers: it belongs to the input.",
+}
+
+
+# -- looking up rows ------------------------------------------------------------------------------------
 
 SUPPORTED_KINDS = (
     "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"
@@ -56,7 +263,7 @@ def register_linear(module_type: type[nn.Module], bound: Bound, *, rank: int | N
         )
     """
     _check_class("register_linear", module_type)
-    _SPECS[module_type] = LayerSpec(bound, rank=rank)
+    SPECS[module_type] = LayerSpec(bound, rank=rank)
 
 
 def register_homogeneous(
@@ -82,7 +289,7 @@ def register_homogeneous(
         torch.Size([2, 4])
     """
     _check_class("register_homogeneous", module_type)
-    _SPECS[module_type] = LayerSpec(bound, rank=rank, homogeneous=True)
+    SPECS[module_type] = LayerSpec(bound, rank=rank, homogeneous=True)
 
 
 def _check_class(function: str, module_type: Any) -> None:
@@ -99,7 +306,7 @@ def find_spec(module: nn.Module) -> LayerSpec | None:
     if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
         return None  # no bound before the weight exists
     for ancestor in module_type.__mro__:
-        spec = _SPECS.get(ancestor)
+        spec = SPECS.get(ancestor)
         if spec is not None:
             return spec if computes_like(module_type, ancestor) else None
     return None
@@ -130,19 +337,12 @@ def is_homogeneous(module: nn.Module) -> bool:
     return spec is not None and spec.homogeneous
 
 
-def branches(module: nn.Module) -> bool:
-    """Check whether a module has branches with activations or maps, so that it is not one linear layer."""
-    return isinstance(module, Composite) and any(
-        isinstance(child, RadialActivation) or is_homogeneous(child) for child in module.modules()
-    )
-
-
 def suggestion(module_type: type[nn.Module]) -> str:
     """Return what to use instead of a refused type, from its nearest ancestor with a suggestion."""
     rows = [kind for kind in module_type.__mro__ if kind in REFUSED]
     if rows:
         return REFUSED[rows[0]]
-    derived = any(ancestor in _SPECS for ancestor in module_type.__mro__)
+    derived = any(ancestor in SPECS for ancestor in module_type.__mro__)
     start = "It overrides forward: register" if derived else "Register"
     return f"{start} it with {_REGISTER}"
 
@@ -169,53 +369,13 @@ def has_global_hooks() -> bool:
 
 def is_affine(module: nn.Module) -> bool:
     """Check whether a supported module adds a bias."""
-    if isinstance(module, Composite):
-        return any(is_affine(child) for child in module.modules() if child is not module)
-    if isinstance(module, BATCH_NORMS):
-        return True
     spec = find_spec(module)
-    return spec is not None and spec.affine and isinstance(getattr(module, "bias", None), Tensor)
+    return spec is not None and spec.affine(module)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
     """Check whether a module contains a batch norm, which updates its statistics in training."""
     return any(isinstance(child, BATCH_NORMS) for child in module.modules())
-
-
-def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
-    """Return U x for α: the module without its bias, with the normalisations its bound ignores."""
-    if spec.identity_in_eval:
-        return x
-    if isinstance(module, BATCH_NORMS):
-        return x if module.weight is None else x * module.weight.view(-1, *[1] * (x.dim() - 2))
-    if isinstance(module, Composite):
-        return module.flow("", x, _Linear())
-    result: Tensor = module.forward(x)
-    return result - module.forward(torch.zeros_like(x)) if is_affine(module) else result
-
-
-class _Linear(BatchFlow):
-    """Apply the linear part of branches without activations."""
-
-    def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
-        for name, child in modules_in(path, module):
-            value = linear_part(child, spec_of(name, child), value)
-        return value
-
-
-def run(module: nn.Module, x: Tensor) -> Tensor:
-    """Return module(x); pooling takes less time, and has gradients where the norm of a window is 0."""
-    if isinstance(module, nn.Upsample):
-        x = x.contiguous()  # torch copies other entries of a channels-last map
-    if isinstance(module, POOLS) and not (has_hooks(module) or has_global_hooks()):
-        sizes, ceil_mode = pool_axes(module, x.dim() - 2), bool(module.ceil_mode)
-        if isinstance(module, NORM_POOLS):
-            return norm_pool(x, sizes["kernel"], sizes["stride"], ceil_mode)
-        if not any(sizes["padding"]) and not ceil_mode:
-            divisor = getattr(module, "divisor_override", None) or math.prod(sizes["kernel"])
-            return window_sums(x, sizes["kernel"], sizes["stride"]) / divisor
-    result: Tensor = module(x)
-    return result
 
 
 def check_input(
@@ -252,7 +412,7 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
     """Yield (path, module) of the children in order, descending into nested ``nn.Sequential``."""
     for name, child in root._modules.items():
         if child is not None:
-            yield from modules_in(below(prefix, name), child)
+            yield from modules_in(f"{prefix}.{name}" if prefix else name, child)
 
 
 def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -261,72 +421,6 @@ def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from flatten_modules(module, path)
     else:
         yield path, module
-
-
-def check_module(path: str, module: nn.Module) -> list[nn.Module]:
-    """Refuse a module that cannot stand in a ConformalLayers.
-
-    Returns the activations of the module in the order a point passes them.
-    """
-    if isinstance(module, RadialActivation):
-        _check_activation(path, module)
-        return [module]
-    if not isinstance(module, Composite):
-        spec_of(path, module)
-        return []
-    checking = _Checking()
-    module.flow(path, None, checking)
-    return checking.passed
-
-
-def _check_activation(path: str, module: RadialActivation) -> None:
-    where = f"ConformalLayers at position {path}"
-    module_type, base = type(module), RadialActivation
-    if module_type.growth is base.growth:
-        remedy = "Derive from it and define growth(q), or use cl.ReSPro."
-        got = f"{module_type.__name__}, which has none"
-        raise refusal(where, "an activation with a growth", got, remedy)
-    problem = module.fault()
-    if problem is not None:
-        raise refusal(
-            where,
-            "a positive growth(q) of + - * / sqrt exp log tanh, 1 at q = 0, and a slope > 0",
-            f"{module_type.__name__} with {problem}",
-            "See cl.RadialActivation.",
-        )
-
-
-class _Checking(Flow[None]):
-    """Check the modules of a composite; no values flow."""
-
-    def __init__(self) -> None:
-        self.passed: list[nn.Module] = []
-
-    def run(self, path: str, module: nn.Module, value: None) -> None:
-        for name, child in modules_in(path, module):
-            self.passed += check_module(name, child)
-
-    def join(self, path: str, values: list[None], join: Join) -> None:
-        pass
-
-
-class _Bounding(Flow[tuple[Shape, Scalar]]):
-    """Compute the output shape and the bound of a composite of linear layers."""
-
-    def run(
-        self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
-    ) -> tuple[Shape, Scalar]:
-        shape, bound = value
-        for name, child in modules_in(path, module):
-            bound = spec_of(name, child).bound(child, shape) * bound
-            shape = tuple(shape_after(child, shape)[1:])
-        return shape, bound
-
-    def join(
-        self, path: str, values: list[tuple[Shape, Scalar]], join: Join
-    ) -> tuple[Shape, Scalar]:
-        shape = join.shape([shape for shape, _ in values])
-        return shape, joined_bound([bound for _, bound in values], join, one_coordinate=True)
 
 
 def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
@@ -356,22 +450,3 @@ def _bare_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for part in copied.modules():
         part._forward_hooks.clear()
     return copied
-
-
-def _composite_problem(module: Any) -> str | None:
-    try:
-        check_module("", module)
-    except ConformalError as error:
-        return str(error).removeprefix("ConformalLayers at position ")
-    return None
-
-
-def _composite_bound(module: Any, shape: Shape) -> Scalar:
-    bound: Scalar = module.flow("", (shape, 1.0), _Bounding())[1]
-    return bound
-
-
-_SPECS: dict[type[nn.Module], LayerSpec] = {
-    **SUPPORTED,
-    Composite: LayerSpec(_composite_bound, check=_composite_problem),
-}

@@ -20,9 +20,8 @@ from ..recipe import layer_operations as layer
 from ..recipe import places
 from ..recipe import point_operations as point
 from ..recipe.integer_operations import LEVELS, PART_BITS
-from ..recipe.operation import Operation, Runtime
 from ..recipe.places import Array
-from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from ..recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Runtime
 from .calibration import Calibration, multipliers, single_shift, weight_scales
 
 RUN = Runtime("int8")

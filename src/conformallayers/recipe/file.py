@@ -27,9 +27,8 @@ from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
 from .integer_operations import IntegerRebase
 from .layer_operations import Call
-from .operation import OPERATIONS, Operation, Positive, expect
 from .point_operations import FormulaOperation
-from .recipe import Recipe
+from .recipe import OPERATIONS, Operation, Positive, Recipe, expect
 
 FORMAT = 3  # raised when older readers could not understand a file
 DTYPES = ("float64", "float32", "float16", "bfloat16")

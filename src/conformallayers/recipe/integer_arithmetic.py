@@ -11,8 +11,8 @@ from typing import Any
 
 from . import integer_operations as integer
 from .layer_operations import Conv
-from .operation import Operation, Run
 from .point_operations import LARGEST_COORDINATE
+from .recipe import Operation, Run
 
 Number = Any  # an array, a tensor or a value of a graph
 Holder = Any  # holds the constants: a numpy network, a torch module or a graph

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from math import prod
 
 from .layer_operations import Conv, Matmul, Pool, expect_broadcast
-from .operation import (
+from .point_operations import SCALAR, FormulaOperation, expect_scalars
+from .recipe import (
     OPERATIONS,
     ArrayOf,
     Operation,
@@ -31,7 +32,6 @@ from .operation import (
     expect_shape,
     operation,
 )
-from .point_operations import SCALAR, FormulaOperation, expect_scalars
 
 LEVELS = 127  # the largest feature
 MULTIPLIERS = 2**24  # above every multiplier and every G

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..utils.axes import windows
-from .operation import (
+from .recipe import (
     Operation,
     Positive,
     Shape,
@@ -122,7 +121,11 @@ class Pool(Operation):
         found = []
         for n, k, s, p, d in zip(x[1:], *settings, strict=True):
             expect(2 * p <= k, "a padding of more than half the window")
-            found.append((n, windows(n, d * (k - 1) + 1, s, p, self.ceil_mode), k, s, p, d))
+            last = n + 2 * p - d * (k - 1) - 1  # where a window that ends inside may start
+            count = last // s + 1
+            if self.ceil_mode and last % s and count * s < n + p:  # one more ends outside
+                count += 1
+            found.append((n, count, k, s, p, d))
         return found
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import layer_operations as layer
-from .operation import Shape
+from .recipe import Shape
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, Any]

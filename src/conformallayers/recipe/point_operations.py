@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..nn.formula import FUNCTIONS, OPERATORS, Formula, parse
-from .operation import (
+from .recipe import (
     Operation,
     Positive,
     Shape,

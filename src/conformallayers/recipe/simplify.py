@@ -17,9 +17,8 @@ import numpy as np
 from ..nn.formula import FUNCTIONS, Formula
 from . import layer_operations as layer
 from . import point_operations as point
-from .operation import Operation
 from .places import Array
-from .recipe import Recipe
+from .recipe import Operation, Recipe
 
 _ONE = Formula(1.0)
 # Products and quotients with 1 are left out.

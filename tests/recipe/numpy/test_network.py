@@ -13,8 +13,7 @@ import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.numpy import network
 from conformallayers.recipe.numpy.network import RUN, Network
-from conformallayers.recipe.operation import OPERATIONS
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, OPERATIONS, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from oracle import relative_error
 from recipe_cases import RECIPE_CASES, RecipeCase

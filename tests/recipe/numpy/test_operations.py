@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.numpy.operations import RUN
-from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.recipe import Operation
 from oracle import relative_error
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}

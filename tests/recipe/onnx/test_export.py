@@ -20,8 +20,7 @@ from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx import export as exporter
 from conformallayers.recipe.onnx.export import export_onnx, onnx_model
-from conformallayers.recipe.operation import OPERATIONS
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, OPERATIONS, Recipe, RecipeBuilder
 from onnx_support import LIMIT, runtime, session
 from oracle import relative_error
 from programs import Fold

@@ -14,8 +14,8 @@ from math import prod
 
 import numpy as np
 
-from ..operation import Shape
 from ..places import Array
+from ..recipe import Shape
 
 LANES = 8  # channels of a block
 _SUMS = 12  # vectors of sums in a tile; most machines have 16 registers

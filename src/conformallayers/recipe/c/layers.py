@@ -13,8 +13,8 @@ import numpy as np
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
-from ..operation import Operation
 from ..places import Array
+from ..recipe import Operation
 from .constants import number, runs_of
 from .kernels import Axis, Epilogue, Windows, conv_lines, in_blocks, total
 from .program import Program

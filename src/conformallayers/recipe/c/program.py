@@ -15,9 +15,8 @@ from math import prod
 import numpy as np
 
 from ..integer_operations import Quantize, QuantizePoint, integer_values
-from ..operation import Operation, Shape
 from ..places import Array
-from ..recipe import INPUT, Recipe
+from ..recipe import INPUT, Operation, Recipe, Shape
 from .constants import Constant, as_type
 from .memory import Buffer, arrange
 from .text import functions, helpers, indented

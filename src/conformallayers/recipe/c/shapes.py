@@ -14,8 +14,8 @@ import numpy as np
 from .. import integer_operations as integer
 from .. import layer_operations as layer
 from .. import places
-from ..operation import Runtime
 from ..places import Table
+from ..recipe import Runtime
 from .constants import number
 from .kernels import total
 from .program import IMAGE, OUT, Program

@@ -15,9 +15,8 @@ from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
 from ..integer_operations import KINDS as INTEGER
-from ..operation import OPERATIONS, Operation, Runtime, Shape
 from ..places import Array, Table
-from ..recipe import Recipe
+from ..recipe import OPERATIONS, Operation, Recipe, Runtime, Shape
 from ..simplify import simplified
 
 _SOURCES = "layers", "points", "network"  # in the order that they need each other

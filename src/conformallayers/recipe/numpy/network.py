@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import channels_last, refusal, refuse_bytes, shape_text
-from ..operation import Shape
 from ..places import Array
-from ..recipe import CHUNK_BYTES, INPUT, Recipe
+from ..recipe import CHUNK_BYTES, INPUT, Recipe, Shape
 from .operations import RUN
 
 

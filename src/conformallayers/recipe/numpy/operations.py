@@ -19,8 +19,8 @@ from .. import places
 from .. import point_operations as point
 from ..integer_arithmetic import IntegerArithmetic, column, flat
 from ..integer_operations import IntegerConv, IntegerMatmul
-from ..operation import Runtime
 from ..places import Array, Resampling
+from ..recipe import Runtime
 
 RUN = Runtime("numpy")
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from ..integer_operations import KINDS as INTEGER
 from ..integer_operations import integer_values, unsigned_values
-from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import BandedForm, Normalize, Rebase, Rescale
-from ..recipe import INPUT, Recipe
+from ..recipe import INPUT, Operation, Recipe, Shape
 
 OUTPUT, BATCH = "y", "batch"
 SINGLE, WIDE = np.dtype(np.float32), np.dtype(np.float64)

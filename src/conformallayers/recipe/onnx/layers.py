@@ -14,9 +14,8 @@ import numpy as np
 
 from .. import layer_operations as layer
 from .. import places
-from ..operation import Operation, Runtime, Shape, ShapeOf
 from ..places import Array
-from ..recipe import Recipe
+from ..recipe import Operation, Recipe, Runtime, Shape, ShapeOf
 from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")

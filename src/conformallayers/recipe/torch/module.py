@@ -16,8 +16,7 @@ from ...errors import refusal
 from ...functional import transformed, wide_dtype
 from .. import layer_operations as layer
 from ..file import describe
-from ..operation import Shape
-from ..recipe import CHUNK_BYTES, INPUT, Recipe
+from ..recipe import CHUNK_BYTES, INPUT, Recipe, Shape
 from .operations import RUN, row_major
 
 Self = TypeVar("Self", bound="Constants")

@@ -22,7 +22,7 @@ from .. import places
 from .. import point_operations as point
 from ..integer_arithmetic import IntegerArithmetic, flat
 from ..integer_operations import IntegerConv, IntegerMatmul, IntegerPool
-from ..operation import Runtime
+from ..recipe import Runtime
 
 RUN = Runtime("torch")
 

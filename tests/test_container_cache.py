@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import conformallayers as cl
-from conformallayers.folding import cache
+from conformallayers import container
 from conformallayers.recipe.torch.module import RecipeModule
 from oracle import exact, oracle, randomise, relative_error
 from support import samples
@@ -245,11 +245,11 @@ def test_the_oldest_folds_are_dropped(
 ) -> None:
     model = model[:4].eval()
     inputs = {size: samples((2, size, size), torch.float32) for size in (5, 6, 7, 8)}
-    monkeypatch.setattr(cache, "MOST_FOLDS", 3)
+    monkeypatch.setattr(container, "MOST_FOLDS", 3)
     for size in (5, 6, 7, 5, 8, 6, 7, 8, 5):  # 8 drops 5
         assert_true(model, inputs[size])
     assert [fold.input_shape[1] for fold in made] == [5, 6, 7, 8, 5]
-    monkeypatch.setattr(cache, "MOST_BYTES", 1)  # the newest one is kept whatever its size
+    monkeypatch.setattr(container, "MOST_BYTES", 1)  # the newest one is kept whatever its size
     for size in (6, 6, 7, 7, 7):
         assert_true(model, inputs[size])
     assert [fold.input_shape[1] for fold in made][5:] == [6, 7]
