@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.fold import stages_by_part
+from conformallayers.folding.stage_graph import stages_by_part
 from conformallayers.folding.stages import RadialStage, Scaling
 from conformallayers.folding.strategies import STRATEGIES
 from oracle import exact, gradient_error, oracle, relative_error

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .errors import check_count, checked_shape, refusal, shape_text
-from .folding.fold import stages_by_part
-from .folding.forms import dense_matrix, forms_of, matrix_of, too_many_entries
-from .folding.operators import push_constant
-from .folding.stages import RadialStage, Scaling, Segment, StageGraph
+from .folding.forms import dense_matrix, forms_of, matrix_of
+from .folding.plan import too_many_entries
+from .folding.stage_graph import StageGraph, stages_by_part
+from .folding.stages import RadialStage, Scaling, Segment, push_constant
 from .nn.bounds import Shape
 from .nn.formula import Formula
 from .utils.text import Block, Printed, Table, separated

@@ -20,16 +20,9 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.forms import triangular_factor
-from conformallayers.folding.lower import LOWER, Lowering, lowers
+from conformallayers.folding.lower import LOWER, Lowering, add_flatten, lowers, normalised
+from conformallayers.folding.plan import Cost, Evaluation, Problem, Strategy
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.folding.strategies.base import (
-    Cost,
-    Evaluation,
-    Problem,
-    Strategy,
-    add_flatten,
-    normalised,
-)
 from conformallayers.nn.registry import SPECS, LayerSpec
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point

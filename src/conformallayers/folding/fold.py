@@ -8,7 +8,6 @@ strategy lowers it.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 
 from ..errors import checked_shape, refusal
 from ..graph.capture import capture
-from ..graph.graph import INPUT, Graph, Node, Part, between, frozen_wide
+from ..graph.graph import INPUT, Graph, Node, between, frozen_wide
 from ..graph.trace import Trace, trace_part
 from ..nn.bounds import Shape
 from ..nn.branches import Join
-from ..nn.layers import Centre, Product, Rescale
+from ..nn.layers import Product
 from ..nn.registry import find_spec
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
@@ -29,21 +28,21 @@ from ..recipe import recipe as recipes
 from ..recipe.recipe import Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule, placed
 from .folded import Folded
-from .lower import Lowering, add_join, by_sample, find_lowering
-from .merge import merge
-from .operators import Operator, operator_of
-from .plan import Plan, Settings, checked_strategy, make_plan
-from .stages import (
-    ActivationSite,
-    AffineStage,
-    HomogeneousMap,
-    RadialStage,
-    Scaling,
-    StageGraph,
-    stages_of,
+from .lower import (
+    SQUARED,
+    Lowering,
+    PointValues,
+    add_join,
+    add_layer,
+    by_sample,
+    find_lowering,
+    size_behind,
 )
+from .merge import merge
+from .plan import Plan, Problem, Settings, checked_strategy, make_plan
+from .stage_graph import HomogeneousMap, StageGraph, shortest, stages_of, with_heads, with_prefix
+from .stages import ActivationSite, AffineStage, Operator, Scaling
 from .strategies import STRATEGIES
-from .strategies.base import SQUARED, PointValues, Problem, add_layer, size_behind
 
 # Relative errors that a fold may have; cl.testing publishes them.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -54,7 +53,6 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 _SAMPLES = 2  # random inputs
 _CHECKED = 2e8  # multiply-adds of the layers for one sample, up to which a choice is checked
-_SHRINKS = 4  # a head that leaves fewer outputs than one in four is absorbed; the division then costs a pass more
 _LONGEST = 200  # characters of a call that an error shows
 
 
@@ -115,8 +113,8 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
         int, tuple[int, StageGraph]
     ] = {}  # the first source and the stages by the last node
     for part in graph.parts:
-        start, stages = _with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
-        end, stages = _shortest(_with_heads(graph, part, stages))
+        start, stages = with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
+        end, stages = shortest(with_heads(graph, part, stages))
         parts[end] = start, stages
     inside = {number for end, (start, _) in parts.items() for number in between(graph, start, end)}
     for number, node in enumerate(graph.nodes):
@@ -172,19 +170,6 @@ def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
             raise refusal(where, "numbers within range", got, 'Use strategy="layers".')
 
 
-def stages_by_part(model: nn.Module, input_shape: Shape) -> list[StageGraph]:
-    """Return the stages of each ConformalLayers with all linear layers behind it, and before it those that fold away."""
-    graph = capture(model, input_shape)
-    found = []
-    for part in graph.parts:
-        _, stages = _with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
-        found.append(_with_heads(graph, part, stages)[-1][1])
-    if not found:
-        expected = "a cl.ConformalLayers, or a module with some inside"
-        raise refusal("model", expected, type(model).__name__, "Only their stages have forms.")
-    return found
-
-
 def _dtype_and_device(
     model: nn.Module, dtype: torch.dtype | None
 ) -> tuple[torch.dtype, torch.device]:
@@ -237,69 +222,6 @@ def _accurate(recipe: Recipe, settings: Settings, x: Tensor, expected: Tensor) -
     error = torch.linalg.vector_norm((y - expected).flatten(1), dim=1)
     size = torch.linalg.vector_norm(expected.flatten(1), dim=1)
     return bool((error <= TOLERANCES.get(settings.dtype, 1.0) * size).all())
-
-
-# -- the layers around a ConformalLayers ------------------------------------------------------------
-
-
-def _with_prefix(graph: Graph, part: Part, stages: StageGraph) -> tuple[int, StageGraph]:
-    """Prefix stages with the layers before them that only scale the norm; return the node that feeds them, too.
-
-    A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
-    fold away.
-    """
-    (feed,) = graph.nodes[part.embed].sources
-    operators: list[Operator] = []
-    norm_factor, first = 1.0, feed
-    while stages.takes_prefix and first != INPUT and len(graph.readers[first]) == 1:
-        node = graph.nodes[first]
-        factor = _norm_factor(graph, node)
-        if factor is None:
-            break
-        before = node.sources[0]
-        shapes = graph.shape(before) or (), node.shape or ()
-        operators.insert(0, operator_of(frozen_wide(node.module), *shapes))
-        norm_factor, first = norm_factor * factor, before
-    if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them
-        return feed, stages
-    return first, stages.with_prefix(tuple(operators), norm_factor)
-
-
-def _norm_factor(graph: Graph, node: Node) -> float | None:
-    """Return the number by which a node multiplies the norm of every sample, or None."""
-    spec, shape = find_spec(node.module), graph.shape(node.sources[0])
-    if node.kind != "affine" or spec is None or spec.norm_factor is None or shape is None:
-        return None
-    return spec.norm_factor(node.module, shape)
-
-
-def _is_input(graph: Graph, number: int) -> bool:
-    """Tell whether a value is the input of the model, possibly minus a mean image."""
-    while number != INPUT and isinstance(graph.nodes[number].module, (Centre, Rescale)):
-        number = graph.nodes[number].sources[0]
-    return number == INPUT
-
-
-def _with_heads(graph: Graph, part: Part, stages: StageGraph) -> list[tuple[int, StageGraph]]:
-    """Return stages with none, one, … following affine layers absorbed, and their last node."""
-    found, number = [(part.leave, stages)], part.leave
-    while len(graph.readers[number]) == 1 and graph.readers[number][0] < len(graph.nodes):
-        number = graph.readers[number][0]
-        node = graph.nodes[number]
-        # A layer with NaN stays outside: its outputs are NaN, as in the model, and not those of the whole part.
-        finite = all(bool(tensor.isfinite().all()) for tensor in node.module.buffers())
-        if node.kind != "affine" or len(node.sources) > 1 or not finite or node.shape is None:
-            break
-        found.append((number, found[-1][1].with_head(frozen_wide(node.module), node.shape)))
-    return found
-
-
-def _shortest(candidates: list[tuple[int, StageGraph]]) -> tuple[int, StageGraph]:
-    """Return the stages with the fewest outputs, the longest of them; behind a radial stage, if they are few."""
-    _, alone = candidates[0]
-    best = min(reversed(candidates), key=lambda pair: math.prod(pair[1].output_shape))
-    small = _SHRINKS * math.prod(best[1].output_shape) <= math.prod(alone.output_shape)
-    return best if small or not isinstance(alone.last, RadialStage) else candidates[0]
 
 
 # -- stages ------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, ShapeOf
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
 from ..utils.text import Block, Printed, Table, count, size
-from .chains import Cost
+from .chains import Cost, Region
 from .plan import Plan
-from .regions import Region
 
 
 @dataclass(frozen=True, repr=False)

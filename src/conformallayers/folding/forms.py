@@ -21,20 +21,18 @@ from torch.nn import functional as F
 
 from ..nn.bounds import Shape, conv_pads
 from ..utils.progress import progress
-from .operators import CONVOLUTIONS, Operator, adjoint, apply_all, impulses, is_plain
-from .stages import RadialStage, Segment
+from .stages import (
+    CONVOLUTIONS,
+    Operator,
+    RadialStage,
+    Segment,
+    adjoint,
+    apply_all,
+    impulses,
+    is_plain,
+)
 
 COLUMN_BYTES = 256 * 2**20  # memory that one batch of columns may hold
-MOST_COEFFICIENTS = 8192  # coefficients of a sample; building a larger Q would not fit into memory
-
-
-def too_many_entries(d_in: int, d_out: int) -> str | None:
-    """Return why a form (d_in, d_in) and a matrix (d_out, d_in) cannot be written out, or None."""
-    if d_in > MOST_COEFFICIENTS:
-        return f"a sample has {d_in} coefficients, a written-out form at most {MOST_COEFFICIENTS}"
-    if d_in * d_out > MOST_COEFFICIENTS * 4 * MOST_COEFFICIENTS:
-        return f"M would have {d_out} × {d_in} entries"
-    return None
 
 
 def dense_matrix(
@@ -132,14 +130,6 @@ def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
 
 
 # -- terms that rounding hides ----------------------------------------------------------------------
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Return the relative error of a denominator that the dtype rounds away.
-
-    It is the unit roundoff of float32, for shorter dtypes too, and 0 for float64, the dtype of the proofs.
-    """
-    return 0.0 if dtype == torch.float64 else torch.finfo(torch.float32).eps / 2
 
 
 def is_negligible(form: Tensor, error: Tensor, epsilon: float, unit: float) -> bool:

@@ -6,8 +6,8 @@ A module that has no operation becomes a ``call``, which only torch can run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from ..nn.branches import Composite, Flow, Join
 from ..nn.layers import Abs, Centre, Channels, ChannelScale, Permute, RepeatChannels, Rescale, Scale
 from ..nn.registry import PADS, computes_like, find_spec, modules_in, shape_after
 from ..recipe import layer_operations as layer
+from ..recipe import point_operations as point
 from ..recipe.recipe import Operation, RecipeBuilder, Shape
+from .stages import ActivationSite, Layer, Operator, Scaling
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}
@@ -365,3 +367,125 @@ def by_sample(module: nn.Module) -> bool:
     if spec is None or free:
         return find_lowering(module) is not None
     return spec.problem(module) is None
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+
+SQUARED = 1e15  # numbers whose square fits into float32 with room
+RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
+
+
+@dataclass(frozen=True)
+class PointValues:
+    """Points of a recipe, by the names of their values: ``x = m·κ·z`` and ``t = m·σ·τ``."""
+
+    z: str
+    peak: str  # m
+    tau: str
+    scaling: Scaling  # κ and σ, and a factor that is still to be applied
+    bound: float = math.inf  # of the norm of z, in units of the input of the network
+    size: float = math.inf  # a bound of the norm of the point
+
+    def rebase(self, builder: RecipeBuilder) -> PointValues:
+        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
+        z, peak, tau = builder.add_many(
+            point.Rebase,
+            *(self.z, self.peak, self.tau),
+            names=("z", "peak", "tau"),
+            scale=float(self.scaling.rho),
+            coordinate=float(self.scaling.sigma),
+        )
+        return PointValues(z, peak, tau, Scaling(), self.size, self.size)
+
+    def rescale(self, builder: RecipeBuilder, weight: float = 1.0) -> tuple[PointValues, str]:
+        """Append a rescaling of z by a power of two where its squares would leave the range.
+
+        Returns the points and ``weight·‖z‖²``.
+        """
+        inputs, names = (self.z, self.peak, self.tau), ("z", "peak", "tau", "n")
+        z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
+        bound = max(self.bound, RESCALED)
+        return replace(self, z=z, peak=peak, tau=tau, bound=bound), n
+
+    def advance(
+        self, builder: RecipeBuilder, site: ActivationSite, energies: tuple[str, ...]
+    ) -> PointValues:
+        """Append the effect of an activation on τ."""
+        inputs = self.tau, self.peak, *energies
+        formula = str(site.module.formula)
+        tau = builder.add(point.Advance, *inputs, name="tau", formula=formula)
+        return replace(self, tau=tau)
+
+    def activate(self, builder: RecipeBuilder, site: ActivationSite) -> PointValues:
+        """Append an activation, with z rescaled where its squares could leave the range."""
+        scaling = self.scaling.copy()
+        weight = site.activate(scaling)
+        if self.bound <= SQUARED:
+            points, n = self, builder.add(point.SumSquares, self.z, name="n", weight=weight)
+        else:
+            points, n = self.rescale(builder, weight)
+        size = site.bound_behind(self.size)
+        return replace(points.advance(builder, site, (n,)), scaling=scaling, size=size)
+
+
+def size_behind(layers: tuple[Layer, ...], size: float) -> float:
+    """Bound the norm of the points behind layers, given a bound of those that enter."""
+    for action in layers:
+        if isinstance(action, ActivationSite):
+            size = action.bound_behind(size)
+            continue
+        size *= action.simple_bound
+        if action.bias is not None:
+            size += float(torch.linalg.vector_norm(action.bias))
+    return size
+
+
+def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> str:
+    """Append a reshape, unless the value has the shape already."""
+    if builder.shape(value) == shape:
+        return value
+    return builder.add(layer.Reshape, value, name="rows" if len(shape) == 1 else "z", shape=shape)
+
+
+def add_flatten(builder: RecipeBuilder, value: str) -> str:
+    """Append a reshape to one row."""
+    return add_reshape(builder, value, (math.prod(builder.shape(value)),))
+
+
+def add_product(builder: RecipeBuilder, rows: str, matrix: Tensor) -> tuple[str, float]:
+    """Append ``M x̂ / gain`` of a flat value; return its name and the gain."""
+    scaled, gain = normalised(matrix)
+    weight = builder.constant("matrix", scaled.contiguous())
+    return builder.add(layer.Matmul, rows, name="image", weight=weight), gain
+
+
+def normalised(array: Tensor) -> tuple[Tensor, float]:
+    """Split an array into one with largest entry 1, and that entry as a float64 number."""
+    peak = float(array.abs().max()) if array.numel() else 0.0
+    return (array / peak, peak) if peak else (array, 1.0)
+
+
+def add_operators(
+    builder: RecipeBuilder, z: str, operators: Sequence[Operator], factor: float
+) -> str:
+    """Append operators, and a factor behind the last weight, into which the merge pass puts it."""
+    to, last = Lowering(builder), len(operators)
+    last = max((i for i, op in enumerate(operators, 1) if op.has_tensors), default=last)
+    for operator in operators[:last]:
+        z = to.module(z, operator.module, operator.output_shape)
+    z = z if factor == 1.0 else to.multiply(z, factor)
+    for operator in operators[last:]:
+        z = to.module(z, operator.module, operator.output_shape)
+    return z
+
+
+def add_layer(builder: RecipeBuilder, operator: Operator, before: PointValues) -> PointValues:
+    """Append a layer without its bias, and the pending factor of z."""
+    scaling = before.scaling.copy()
+    # A layer without a weight leaves the factor to a later layer, which merges it for free.
+    factor = (scaling.take() or 1.0) if operator.has_tensors else 1.0
+    norm = operator.simple_bound
+    z = add_operators(builder, before.z, (operator,), factor)
+    bound, size = before.bound * norm * factor, before.size * norm
+    return replace(before, z=z, scaling=scaling, bound=bound, size=size)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..recipe import layer_operations as layer
 from ..recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Shape
-from .chains import Chain, Cost, Link, Step, cheapest, cost_of, summed
+from .chains import Chain, Cost, Link, Region, Step, cheapest, cost_of, regions_of, summed
 from .convolution import (
     Convolution,
     Numbers,
@@ -29,7 +29,6 @@ from .convolution import (
     regrouped,
     turned,
 )
-from .regions import Region, regions_of
 
 _MOST_PASSES = 16
 

@@ -1,7 +1,4 @@
-"""Trace → StageGraph: the stages of a ConformalLayers, and the maps and joins between them.
-
-A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two of them are
-a stage, of one of two kinds:
+"""The layers between two homogeneous maps or joins: linear operators and activations, as stages of two kinds.
 
 - An affine stage has biases, or no activation. A bias is multiplied by the coordinate t, which activations change:
   a bias behind an activation starts a new stage, and an activation ends a stage with biases.
@@ -14,10 +11,10 @@ a stage, of one of two kinds:
 
 from __future__ import annotations
 
+import copy
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import mul
@@ -26,16 +23,162 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import norm_unit
 from ..graph.graph import device_of
-from ..graph.trace import Step, Trace
 from ..nn.activations import RadialActivation
-from ..nn.bounds import Shape
-from ..nn.branches import Join
-from ..nn.registry import is_homogeneous
-from .operators import Operator, apply_all, operator_of, push_constant
+from ..nn.bounds import Shape, channel_factor, per_axis
+from ..nn.layers import ChannelScale
+from ..nn.registry import computes_like, find_spec, is_affine
 
 _SIMPLE = 1e3  # a bound that is small enough in every dtype: no closer one is needed
+
+
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One linear map U between samples of fixed shapes, made from a frozen module."""
+
+    module: nn.Module  # without a bias
+    input_shape: Shape  # of one sample
+    output_shape: Shape
+    bias: Tensor | None = None  # float64 (*output_shape), added to U x at t = 1
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
+        result: Tensor = self.module(x)
+        return result
+
+    @cached_property
+    def norm(self) -> float:
+        """A proven upper bound of the operator norm.
+
+        A convolution that pads with zeros is a part of one on the infinite plane, whose norm is the
+        largest norm of its transfer matrix over all frequencies. A trigonometric polynomial of degree
+        d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
+        """
+        module: Any = self.module
+        bound = self.simple_bound
+        convolves = is_plain(module, CONVOLUTIONS)
+        if not convolves or module.padding_mode != "zeros" or module.groups != 1:
+            return bound
+        weight = module.weight.detach().double()
+        sizes = [1 if n == 1 else 8 * n for n in weight.shape[2:]]
+        transfer = torch.fft.rfftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
+        # (frequencies, C_out, C_in), in this order in memory: products of strided matrices take ten times as long
+        transfer = transfer.flatten(2).permute(2, 0, 1).contiguous()
+        rows, columns = weight.shape[:2]
+        gram = transfer.mH @ transfer if rows >= columns else transfer @ transfer.mH
+        power = 1
+        scale = torch.ones(len(gram), dtype=torch.float64, device=weight.device)
+        # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring. Dividing by the trace keeps the powers of G in
+        # range; ``scale`` collects the roots of the traces.
+        for _ in range(5):
+            trace = gram.diagonal(dim1=1, dim2=2).real.sum(1).clamp_min(1e-300)
+            gram = gram / trace[:, None, None]
+            scale = scale * trace ** (1 / power)
+            gram, power = gram @ gram, 2 * power
+        trace = gram.diagonal(dim1=1, dim2=2).real.sum(1)
+        largest = float((scale * trace ** (1 / power)).max()) ** 0.5
+        # Centred, a kernel of k taps is a trigonometric polynomial of degree (k − 1)/2 along its axis.
+        for size, kernel in zip(sizes, weight.shape[2:], strict=True):
+            largest /= math.cos(math.pi * (kernel - 1) / 2 / size)
+        return float(min(bound, largest * (1 + 1e-9)))
+
+    @cached_property
+    def simple_bound(self) -> float:
+        """An upper bound of the operator norm that takes no time: Young's inequality."""
+        kind = find_spec(self.module)
+        return math.inf if kind is None else float(kind.bound(self.module, self.input_shape))
+
+    @property
+    def multiple(self) -> bool:
+        """Whether it multiplies the whole sample by one number."""
+        kind = find_spec(self.module)
+        return kind is not None and kind.multiple
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the module holds weights or other tensors."""
+        return next(self.module.buffers(), None) is not None
+
+    def multiply_adds(self) -> int:
+        """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
+        weight = getattr(self.module, "weight", None)
+        outputs = math.prod(self.output_shape)
+        if not isinstance(weight, Tensor):
+            axes = max(1, len(self.output_shape) - 1)
+            size = math.prod(per_axis(getattr(self.module, "kernel_size", 1), axes))
+            return outputs * size if size > 1 else 0
+        if "Transpose" in type(self.module).__name__:
+            return math.prod(self.input_shape) * weight[0].numel()
+        return outputs * weight[0].numel()
+
+
+def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> Operator:
+    """Split a frozen affine module in float64 into a linear operator and its bias."""
+    bias = None
+    if is_affine(module):
+        zero = torch.zeros(1, *input_shape, dtype=torch.float64, device=device_of([module]))
+        with torch.no_grad():
+            bias = module(zero)[0]
+        module = _without_bias(copy.deepcopy(module))
+    return Operator(module, input_shape, output_shape, bias)
+
+
+def _without_bias(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return ChannelScale(channel_factor(module))
+    for name, child in list(module.named_children()):
+        setattr(module, name, _without_bias(child))
+    if module._buffers.get("bias") is not None:
+        module._buffers["bias"] = None
+    return module
+
+
+def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
+    """Apply operators one after the other."""
+    for operator in operators:
+        x = operator.apply(x)
+    return x
+
+
+def push_constant(operators: Iterable[Operator], constant: Tensor | None = None) -> Tensor | None:
+    """Return the image of a constant sample under operators and their biases; None stands for zeros."""
+    with torch.no_grad():
+        for operator in operators:
+            if constant is not None:
+                constant = operator.apply(constant.unsqueeze(0))[0]
+            if operator.bias is not None:
+                constant = operator.bias if constant is None else constant + operator.bias
+    return constant
+
+
+def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
+    """Return Uᵀ g of the chain: (B, *output_shape) → (B, *input_shape)."""
+    if not operators:
+        return g
+    with torch.enable_grad():  # linear: the gradient is the same at every point
+        shape = (g.shape[0], *operators[0].input_shape)
+        x = torch.zeros(shape, dtype=g.dtype, device=g.device, requires_grad=True)
+        (result,) = torch.autograd.grad(apply_all(operators, x), x, g)
+    return result
+
+
+def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Tell whether a module is one of torch's kinds and computes what that kind computes."""
+    return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
+
+
+def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the identity in float64 as batches of at most ``chunk`` samples of the given shape."""
+    size = math.prod(shape)
+    for start in range(0, size, chunk):
+        rows = min(chunk, size - start)
+        identity = torch.zeros(rows, size, dtype=torch.float64, device=device)
+        identity.diagonal(start).fill_(1)
+        yield identity.view(-1, *shape)
 
 
 class Scaling:
@@ -139,7 +282,7 @@ Layer = Operator | ActivationSite
 
 
 @dataclass(frozen=True, eq=False)
-class _Stage:
+class Stage:
     """Layers in a row on samples of a fixed shape."""
 
     input_shape: Shape
@@ -171,7 +314,7 @@ class _Stage:
         return sum(operator.multiply_adds() for operator in self.operators)
 
 
-class AffineStage(_Stage):
+class AffineStage(Stage):
     """Layers with biases and at most one activation, at their end; or layers without an activation."""
 
     @property
@@ -199,7 +342,7 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RadialStage(_Stage):
+class RadialStage(Stage):
     """Linear layers and activations: one linear map, and a recurrence of quadratic forms."""
 
     start: Scaling = field(default_factory=Scaling)  # of the points that enter
@@ -297,172 +440,10 @@ class RadialStage(_Stage):
 def stage_of(input_shape: Shape, layers: Sequence[Layer]) -> AffineStage | RadialStage:
     """Return the stage of layers in a row."""
     activates = any(isinstance(layer, ActivationSite) for layer in layers)
-    radial = activates and not any(map(_has_bias, layers))
+    radial = activates and not any(map(has_bias, layers))
     return (RadialStage if radial else AffineStage)(input_shape, tuple(layers))
 
 
-def _has_bias(layer: Layer) -> bool:
+def has_bias(layer: Layer) -> bool:
+    """Tell whether a layer is an operator with a bias."""
     return isinstance(layer, Operator) and layer.bias is not None
-
-
-# -- graphs of stages -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HomogeneousMap:
-    """A frozen homogeneous module between samples of fixed shapes, and a bound of its norm."""
-
-    module: nn.Module
-    input_shape: Shape
-    output_shape: Shape
-    bound: float
-    path: str
-
-
-@dataclass(frozen=True)
-class GraphNode:
-    """A step of a graph: an action on the values of its sources; -1 is the input."""
-
-    action: AffineStage | RadialStage | HomogeneousMap | Join
-    sources: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class StageGraph:
-    """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
-
-    The coordinate starts as ``t = √((norm_factor·‖x‖)² + offset²)``.
-    """
-
-    input_shape: Shape  # of one sample
-    output_shape: Shape
-    nodes: tuple[GraphNode, ...]  # every source comes first
-    norm_factor: float = 1.0
-    offset: float = 0.0
-    bias: Tensor | None = None  # float64 (*output_shape), of a head; added after the division
-    path: str = ""  # of the ConformalLayers in its model
-    absorbed: int = 0  # following layers that the last stage contains
-
-    @property
-    def stages(self) -> tuple[AffineStage | RadialStage, ...]:
-        """The stages that do more than move numbers: those with activations, weights or biases."""
-        return tuple(
-            node.action
-            for node in self.nodes
-            if isinstance(node.action, (AffineStage, RadialStage))
-            and (len(self.nodes) == 1 or _computes(node.action))
-        )
-
-    @property
-    def last(self) -> AffineStage | RadialStage | None:
-        """The stage that ends the network, if a stage does."""
-        action = self.nodes[-1].action if self.nodes else None
-        return action if isinstance(action, (AffineStage, RadialStage)) else None
-
-    def label(self, stage: AffineStage | RadialStage) -> str:
-        """Return the name of a stage: the path of the network if it is all of it, else with its number."""
-        if len(self.nodes) == 1:
-            return self.path
-        return f"{self.path} stage {1 + self.stages.index(stage)}".strip()
-
-    @property
-    def takes_prefix(self) -> bool:
-        """Whether the input enters one stage and nothing else."""
-        readers = [node for node in self.nodes if -1 in node.sources]
-        return len(readers) == 1 and isinstance(readers[0].action, _Stage)
-
-    def with_prefix(self, operators: tuple[Operator, ...], norm_factor: float) -> StageGraph:
-        """Return the network behind operators that multiply the norm of every sample by ``norm_factor``."""
-        first, *others = self.nodes
-        if not isinstance(first.action, _Stage):
-            raise TypeError("a network that does not start with a stage takes no prefix")
-        shape = operators[0].input_shape
-        stage = stage_of(shape, (*operators, *first.action.layers))
-        nodes = GraphNode(stage, (-1,)), *others
-        factor = self.norm_factor * norm_factor
-        return replace(self, input_shape=shape, nodes=nodes, norm_factor=factor)
-
-    def with_head(self, module: nn.Module, output_shape: Shape) -> StageGraph:
-        """Return the network with an affine module behind it, in float64; its bias is added after the division."""
-        operator = operator_of(module, self.output_shape, output_shape)
-        bias = push_constant((operator,), self.bias)
-        if bias is not None and not bool(bias.any()):
-            bias = None
-        operator = replace(operator, bias=None)
-        last, nodes = self.last, self.nodes
-        if last is None or _cut(last.layers, operator) is not None:
-            stage = stage_of(self.output_shape, [operator])
-            nodes = (*nodes, GraphNode(stage, (len(nodes) - 1,)))
-        else:
-            stage = stage_of(last.input_shape, (*last.layers, operator))
-            nodes = (*nodes[:-1], GraphNode(stage, nodes[-1].sources))
-        count = self.absorbed + 1
-        return replace(self, output_shape=output_shape, nodes=nodes, bias=bias, absorbed=count)
-
-
-def _computes(stage: AffineStage | RadialStage) -> bool:
-    weights = any(op.has_tensors or op.bias is not None for op in stage.operators)
-    return weights or bool(stage.sites)
-
-
-def stages_of(trace: Trace, path: str = "") -> StageGraph:
-    """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
-    factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
-    steps = [(_action(trace, step), step.sources) for step in trace.steps]
-    nodes = tuple(_nodes(steps, trace.input_shape))
-    shapes = trace.input_shape, trace.output_shape
-    return StageGraph(*shapes, nodes, factor, trace.offset, path=path)
-
-
-_Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
-
-
-def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
-    """Return what a step of a trace does."""
-    module, shapes = step.module, (step.input_shape, step.output_shape)
-    if isinstance(module, RadialActivation) and step.alpha is not None:
-        unit = norm_unit(step.input_shape, trace.unit == "rms")
-        return ActivationSite(module, step.alpha * unit, step.path, unit)
-    if isinstance(module, Join):
-        return module
-    if is_homogeneous(module):
-        return HomogeneousMap(module, *shapes, step.bound, step.path)
-    return operator_of(module, *shapes)
-
-
-def _nodes(steps: Sequence[_Step], input_shape: Shape) -> Iterator[GraphNode]:
-    """Collect the longest runs of layers between maps and joins, as stages."""
-    users = Counter(source for _, sources in steps for source in sources)
-    found: list[_Step] = []  # runs of layers as lists
-    place = {-1: -1}  # step → node
-    for index, (action, sources) in enumerate(steps):
-        feeds = tuple(place[source] for source in sources)
-        run = found[feeds[0]][0] if feeds[0] >= 0 and users[sources[0]] == 1 else None
-        if isinstance(action, (HomogeneousMap, Join)):
-            found.append((action, feeds))
-        elif not isinstance(run, list):
-            found.append(([action], feeds))
-        elif (cut := _cut(run, action)) is None:
-            run.append(action)
-            place[index] = feeds[0]
-            continue
-        else:
-            found.append(([*run[cut:], action], feeds))
-            del run[cut:]
-        place[index] = len(found) - 1
-    shapes = [input_shape]  # of the input, and of every node
-    for action, feeds in found[: place[len(steps) - 1] + 1]:
-        entering = [shapes[feed + 1] for feed in feeds]
-        node = stage_of(entering[0], action) if isinstance(action, list) else action
-        shapes.append(node.shape(entering) if isinstance(node, Join) else node.output_shape)
-        yield GraphNode(node, feeds)
-
-
-def _cut(run: Sequence[Layer], layer: Layer) -> int | None:
-    """Return where a run is cut if a layer follows it; None if the layer belongs to it.
-
-    A stage with a bias has at most one activation, at its end.
-    """
-    last = max((i for i, a in enumerate(run) if isinstance(a, ActivationSite)), default=-1)
-    biased = any(map(_has_bias, (*run, layer)))
-    return last + 1 if biased and last >= 0 else None

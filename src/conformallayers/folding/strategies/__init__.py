@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .base import Layers, Strategy
+from ..plan import STRATEGIES, Layers
 from .conv import ComposedConv
 from .matrices import Banded, Dense
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES |= {
     strategy.name: strategy for strategy in (Dense(), Banded(), ComposedConv(), Layers())
 }
 
-__all__ = ["STRATEGIES", "Strategy"]
+__all__ = ["STRATEGIES"]

@@ -25,23 +25,10 @@ from ...recipe import point_operations as point
 from ...recipe.recipe import INPUT, RecipeBuilder
 from ..convolution import Convolution, compose, diagonal, pointwise, regrouped, spread
 from ..forms import dense_matrix
-from ..lower import Lowering
+from ..lower import Lowering, add_flatten, add_operators, add_product
 from ..merge import AffineOperations
-from ..operators import POOLINGS, Operator, is_plain
-from ..stages import RadialStage
-from .base import (
-    LANES,
-    RATES,
-    Cost,
-    Evaluation,
-    Problem,
-    Rates,
-    Strategy,
-    add_flatten,
-    add_operators,
-    add_product,
-    layer_cost,
-)
+from ..plan import LANES, Cost, Evaluation, Problem, Strategy, layer_cost
+from ..stages import POOLINGS, Operator, RadialStage, is_plain
 
 _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
@@ -136,9 +123,7 @@ class RouteMap:
 _NOTHING: tuple[float, Cost, tuple[Move, ...]] = (0.0, Cost(), ())
 
 
-def best_route(
-    stage: RadialStage, itemsize: int, rates: Rates = RATES
-) -> tuple[tuple[Move, ...], Cost]:
+def best_route(stage: RadialStage, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
     """Return the fastest route and its cost, by dynamic programming.
 
     A state is the position of the current map, the number of activations whose factors it contains
@@ -161,7 +146,7 @@ def best_route(
             else:
                 rest = best(position, level, energy + 1)
             cost = _cost(places, move, itemsize, costs)
-            seconds = cost.seconds(rates)
+            seconds = cost.seconds()
             found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
         return min(found, key=lambda item: item[0])
 

@@ -18,18 +18,9 @@ from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..forms import is_negligible, row_order, triangular_factor
+from ..lower import add_flatten, add_product, add_reshape, normalised
+from ..plan import TERMS, Cost, Evaluation, Problem, Strategy
 from ..stages import RadialStage
-from .base import (
-    TERMS,
-    Cost,
-    Evaluation,
-    Problem,
-    Strategy,
-    add_flatten,
-    add_product,
-    add_reshape,
-    normalised,
-)
 
 
 class Dense(Strategy):
