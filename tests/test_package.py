@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
 
 import conformallayers as cl
 
@@ -107,6 +110,38 @@ def test_no_file_hides_a_public_function() -> None:
     assert not {name for name in cl.__all__ if name in places and callable(getattr(cl, name))}
     assert cl.fold.__module__ == "conformallayers.folding.fold"
     assert cl.trace.__module__ == "conformallayers.graph.trace"
+
+
+def files_called(run: Callable[[], object]) -> set[str]:
+    """Return the files of the package in which a function is called, module bodies apart."""
+    found: set[str] = set()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and str(SOURCE) in code.co_filename:
+            found.add(str(Path(code.co_filename).relative_to(SOURCE)))
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize(("network", "most"), [("LeNet", 20), ("LeNetCL", 31)])
+def test_a_fold_passes_few_files(network: str, most: int) -> None:
+    model = getattr(cl.networks, network)().eval()
+    found = files_called(lambda: cl.fold(model, (3, 32, 32)))
+    assert len({*found, "__init__.py"}) <= most, sorted(found)
+
+
+def test_evaluation_passes_few_files() -> None:
+    model, x = cl.networks.LeNetCL().eval(), torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        model(x)
+        found = files_called(lambda: model(x))
+    assert len(found) <= 10, sorted(found)
 
 
 def test_one_version_number() -> None:
