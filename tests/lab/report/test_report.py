@@ -74,7 +74,7 @@ def test_page_of_the_committed_results_has_every_number(tmp_path: Path) -> None:
     assert "best here 3029 47 0.33122942834698177 adam 83.62 %" in found.text
     assert "the supplement's 2339 45 0.5601 adam 84.01 %" in found.text
     pictures = [str(value) for name, value in found.attributes if name == "src"]
-    assert len(pictures) == 6
+    assert len(pictures) == 7
     for value in pictures:
         kind, _, data = value.partition(";base64,")
         assert kind == "data:image/png"
