@@ -52,7 +52,7 @@ def test_every_row_is_a_setting_that_train_takes(network: str, dataset: str) -> 
         assert differing == {"network", "projective", "alpha", "gain"}
 
 
-def test_an_expanded_network_has_half_the_rate() -> None:
+def test_expanded_networks_train_at_half_the_rate_or_with_more_decay() -> None:
     plain, expanded = modern("LeNet", "cifar10"), modern("LeNet", "cifar10", expand=True)
     assert expanded.learning_rate == plain.learning_rate / 2
     words = ["conformallayers", "train", "LeNet", "cifar10", "--training-preset", "modern"]
@@ -60,6 +60,11 @@ def test_an_expanded_network_has_half_the_rate() -> None:
     assert modern("LeNet", "cifar10", expand=True, learning_rate=0.01) == plain.model_copy(
         update={"expand": True}
     )
+    plain, expanded = modern("ResNet8", "cifar10"), modern("ResNet8", "cifar10", expand=True)
+    more = plain.model_copy(update={"weight_decay": 3 * plain.weight_decay, "expand": True})
+    assert expanded == more
+    large = modern("StageReLUNet", "cifar10", preset="large", expand=True)
+    assert large.weight_decay == 0.1
 
 
 def test_given_options_beat_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
