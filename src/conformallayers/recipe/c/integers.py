@@ -22,6 +22,7 @@ from .shapes import dense, first, last
 
 __all__ = ["WRITE"]
 _SMALL = 2**30  # numbers below it add up to 32 bits
+_MOST_TAPS = 64  # of a depthwise kernel whose addresses lie on the stack
 
 
 # -- the image ------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ def _products(
     """Append the products of windows of x with a kernel (outputs, taps)."""
     (y,), taps = op.outputs, windows.taps
     program.multiply_adds += program.count(y) * taps
+    depthwise = windows.depthwise and taps <= _MOST_TAPS
     entries = taps + -taps % 4  # rows of weights are read in fours
     geometry = [windows.groups, windows.outputs, windows.channels, entries]
     geometry += [windows.pitch, windows.to[2]]
@@ -173,12 +175,17 @@ def _products(
     result, parameters, arguments = _finish(op, program)
     words = {"$T": program.ctype(y), "$R": result, "$P": parameters}
     words |= {"$A": title[0].upper() + title[1:], "$G": ", ".join(map(str, geometry))}
-    function = program.template("products", "conv", words)
-    rows = np.pad(kernel, [(0, 0), (0, entries - taps)])
-    w = program.array(op.weight, rows, "int8_t", quads=True)
-    columns = program.scratch(entries * min(2, prod(windows.positions)) // 2 + 2)
-    ends = f"{program.read(x)}, {w}, {program.read(y)}"
-    program.emit(f"{function}({ends}, (wide_t *)({columns}){arguments});")
+    words["$N"] = str(taps)
+    if depthwise:  # four channels side by side, tap by tap
+        rows = np.pad(kernel, [(0, -len(kernel) % 4), (0, 0)]).reshape(-1, 4, taps).swapaxes(1, 2)
+        room, kind = len(kernel) // 4 + 1, "int8_t"
+    else:
+        rows = np.pad(kernel, [(0, 0), (0, entries - taps)])
+        room, kind = entries * min(2, prod(windows.positions)) // 2 + 2, "wide_t"
+    function = program.template("depthwise" if depthwise else "products", "conv", words)
+    w = program.array(op.weight, rows, "int8_t", quads=not depthwise)
+    ends = f"{program.read(x)}, {w}, {program.read(y)}, ({kind} *)({program.scratch(room)})"
+    program.emit(f"{function}({ends}{arguments});")
 
 
 # -- other operations -----------------------------------------------------------------------------

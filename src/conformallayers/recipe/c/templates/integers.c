@@ -110,13 +110,7 @@ static double length_of(double squares, double unit, double share)
     return found == 0 ? 1 : found;
 }
 
-//: widen
-/* Features as 16-bit numbers, in memory of another type. */
-#ifdef __GNUC__
-typedef int16_t __attribute__((may_alias)) wide_t;
-#else
-typedef int16_t wide_t;
-#endif
+//: even_bytes
 #if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
 #include <arm_acle.h>
 /* The first and the third byte of a word as 16-bit numbers, and the others. */
@@ -130,6 +124,16 @@ static inline uint32_t odd_bytes(uint32_t v)
     __asm__("sxtb16 %0, %1, ror #8" : "=r"(found) : "r"(v));
     return found;
 }
+#endif
+
+//: widen
+/* Features as 16-bit numbers, in memory of another type. */
+#ifdef __GNUC__
+typedef int16_t __attribute__((may_alias)) wide_t;
+#else
+typedef int16_t wide_t;
+#endif
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
 /* Copies four at a time; up to three more are read and written, for which memory has room. */
 static wide_t *widen(const int8_t *x, wide_t *to, int32_t n)
 {
@@ -310,4 +314,59 @@ static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
                     at += 2 * step;
                 }
     }
+}
+
+//: ADD_FOUR_PRODUCTS
+/* Add the products of four features with four weights to four sums. */
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
+#define ADD_FOUR_PRODUCTS(sums, x, w) \
+    do { \
+        uint32_t u, v; \
+        memcpy(&u, x, sizeof u); \
+        memcpy(&v, w, sizeof v); \
+        sums[0] = __smlabb((int32_t)even_bytes(u), (int32_t)even_bytes(v), sums[0]); \
+        sums[2] = __smlatt((int32_t)even_bytes(u), (int32_t)even_bytes(v), sums[2]); \
+        sums[1] = __smlabb((int32_t)odd_bytes(u), (int32_t)odd_bytes(v), sums[1]); \
+        sums[3] = __smlatt((int32_t)odd_bytes(u), (int32_t)odd_bytes(v), sums[3]); \
+    } while (0)
+#else
+#define ADD_FOUR_PRODUCTS(sums, x, w) EACH(4) sums[n] += (x)[n] * (w)[n]
+#endif
+
+//: depthwise
+/* $A in int8: every channel has a kernel of its own. Four channels are summed at a time; their
+   weights lie side by side. Windows beside the map read zeros. For g see "products". */
+static void $name(const int8_t *x, const int8_t *w, $T *y, int8_t *zeros$P)
+{
+    static const int32_t g[] = {$G};
+    const int32_t *in = g + 6, *to = g + 9, *taps = g + 12, *stride = g + 15, *pad = g + 18;
+    const int32_t channels = g[0], *gap = g + 21;
+    const int8_t *at[$N];
+    int32_t p, q, r, i, j, k, n, o, t;
+    memset(zeros, 0, (size_t)channels + 3);
+    for (p = 0; p < to[0]; p++)
+        for (q = 0; q < to[1]; q++)
+            for (r = 0; r < to[2]; r++, y += g[5]) {
+                const int8_t *weights = w;
+                t = 0;
+                for (i = p * stride[0] - pad[0]; t < $N; i += gap[0])
+                    for (j = 0; j < taps[1]; j++)
+                        for (k = 0; k < taps[2]; k++) {
+                            const int32_t b = q * stride[1] - pad[1] + j * gap[1];
+                            const int32_t c = r * stride[2] - pad[2] + k * gap[2];
+                            const int inside = i >= 0 && i < in[0] && b >= 0 && b < in[1] &&
+                                               c >= 0 && c < in[2];
+                            at[t++] = inside ? x + ((i * in[1] + b) * in[2] + c) * g[4] : zeros;
+                        }
+                for (o = 0; o < channels; o += 4) {
+                    int32_t sums[4] = {0, 0, 0, 0};
+                    for (t = 0; t < $N; t++, weights += 4)
+                        ADD_FOUR_PRODUCTS(sums, at[t] + o, weights);
+                    EACH(4) {
+                        const int32_t c = o + n;
+                        if (c < channels)
+                            y[c] = $R;
+                    }
+                }
+            }
 }
