@@ -100,6 +100,7 @@ def test_windows_of_odd_sizes_on_a_device(
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 10, (3, 2), groups=5), nn.ReLU()),
+        *(nn.Conv2d(10, 10, 3, padding=1, groups=10), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Conv2d(10, 7, 2, stride=2, dilation=2, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(42, 3)),
     )

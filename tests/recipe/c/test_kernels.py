@@ -265,3 +265,13 @@ def test_one_channel_of_the_image_is_convolved() -> None:
     ones, zeros = (1, 1), (0, 0)
     y = builder.add(layer.Conv, y, weight=weight, stride=ones, padding=zeros, dilation=ones)
     check_programs([builder.recipe(y)], *SANITIZED)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kernel", [(3, 2), (9, 9)])
+def test_every_channel_has_a_kernel_of_its_own(kernel: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    each = torch.nn.Conv2d(6, 6, kernel, stride=(1, 2), padding=kernel, groups=6)
+    model = torch.nn.Sequential(each, torch.nn.ReLU(), torch.nn.Conv2d(6, 3, 1)).eval()
+    folded = cl.fold(model, (6, 7, 5))
+    check_programs([folded.recipe, cl.quantize(folded, torch.rand(20, 6, 7, 5)).recipe], *SANITIZED)

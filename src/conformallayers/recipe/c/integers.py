@@ -6,6 +6,7 @@ and multiplies them by two rows of weights at once, which the DSP instructions o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -108,12 +109,18 @@ def _finish(op: integer.Accumulated, program: Program) -> tuple[str, str, str]:
         text += f" + {array('double', op.offset)}" if op.offset is not None else ""
         text = f"(float)({text})"
     else:
-        product = f"(int64_t){found} * {array('int32_t', op.multiplier)}"
+        # Behind a product shifted to 32 bits stands its upper word, if multipliers have room for it.
+        spare, factors = 32 - op.shift, program.constant(op.multiplier)
+        upper = spare > 0 and factors.max() * 2.0**spare < 2**31
+        name = program.array(op.multiplier, factors * 2.0 ** (spare * upper), "int32_t")
+        product = f"(int64_t){found} * {argument('int32_t *', name)}[c]"
         addend = "0" if op.addend is None else array("int32_t", op.addend)
         factor = argument("int32_t ", f"factor_of({taus[0]})") if taus else "-1"
         sums = zip(op.largest_sums(constants.__getitem__), constants[op.multiplier], strict=True)
         most = max(int(a) * int(b) >> op.shift for a, b in sums)
-        text = _feature(program, product, op, factor, addend, most)
+        text = _feature(
+            program, product, replace(op, shift=32) if upper else op, factor, addend, most
+        )
     return text, ", ".join(parameters), ", ".join(arguments)
 
 

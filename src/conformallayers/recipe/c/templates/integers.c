@@ -334,7 +334,8 @@ static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
 #endif
 
 //: depthwise
-/* $A in int8: every channel has a kernel of its own. Four channels are summed at a time; their
+/* $A in int8.
+   Every channel has a kernel of its own. Four channels are summed at a time; their
    weights lie side by side. Windows beside the map read zeros. For g see "products". */
 static void $name(const int8_t *x, const int8_t *w, $T *y, int8_t *zeros$P)
 {
