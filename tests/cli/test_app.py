@@ -79,6 +79,11 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["train", "StageNet", "digits", "--preset", "smal"], 'micro. Did you mean "small"?'),
         (["demo", "--epochs", "0"], 'Invalid value "0" for --epochs. Must be > 0.'),
         (["fold", "run"], "--out"),
+        (["train", "LeNet", "digits", "--threads", "0"], "--threads: expected a value greater than 0, got"),
+        (["evaluate", "net.py:Net"], "evaluate net.py:Net: expected a file of cl.save, the folder of a run"),
+        (["export", "digits-micro", "--format", "onnx", "--name", "x"], "expected c, got onnx beside name."),
+        (["fold", "digits-micro", "--out", "/dev/null/x"], "/dev/null/x: Not a directory"),
+        (["sweep", "torch.nn:Identity", "digits", "--out", "/dev/null"], "expected parameters to train"),
     ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line_with_a_suggestion(

@@ -101,7 +101,7 @@ def test_folds_of_ones_own_evaluate(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_command("evaluate", path) == 1
     assert "--dataset: expected the set of the test images, got none" in capsys.readouterr().err
     assert run_command("evaluate", path, "--dataset", "digits") == 0
-    assert capsys.readouterr().out.startswith("Folded, digits\naccuracy folded ")
+    assert capsys.readouterr().out.startswith("Folded, digits\ntest accuracy folded ")
 
 
 def test_wrong_options_are_refused(
@@ -141,13 +141,16 @@ def test_export_reports_a_program_in_c_without_writing_it(
     assert run_command("export", path, "--format", "c", *words) == 0
     report, code = told.rstrip("\n").rsplit("\n", 1)
     assert capsys.readouterr().out.split("\n", 1)[1] == f"{report}\n"
+    assert run_command("export", path, "--format", "c", "--report", "--out", "both") == 0
+    assert capsys.readouterr().out == f"both/cl_model.h, both/cl_model.c\n{told}"
+    assert len(list((tmp_path / "both").iterdir())) == 2
     assert re.fullmatch(r"code.*(: unknown without .*|speed, .* with --optimize size)", code)
     files = {"tiny.c", "tiny.h", "tiny.mk", "tiny_example.c"}
     assert {file.name for file in (tmp_path / "c").iterdir()} == files
     assert run_command("export", path, "--format", "c") == 1
     assert "export --out: expected a folder or file to write" in capsys.readouterr().err
     assert run_command("export", path, "--format", "onnx", "--report") == 1
-    assert "expected --format c with --example and --report" in capsys.readouterr().err
+    assert "export --format: expected c, got onnx beside report" in capsys.readouterr().err
 
 
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_run_is_evaluated_folded_and_predicts_labels(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = json.loads((Path(run) / "result.json").read_text())
-    share = f"accuracy folded         {100 * result['accuracy_folded']:.2f} %"
+    share = f"test accuracy folded         {100 * result['accuracy_folded']:.2f} % of 6 images"
     assert run_command("evaluate", f"{run}/checkpoint.safetensors") == 0
     assert share in capsys.readouterr().out
     fold = tmp_path / "fold.safetensors"

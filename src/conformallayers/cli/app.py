@@ -35,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = _CLOSED_PIPE
     except (ConformalError, OSError) as error:
-        print(f"conformallayers: {error}", file=sys.stderr)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"
+        print(f"conformallayers: {said}", file=sys.stderr)
         status = 1
     sys.exit(status)
 

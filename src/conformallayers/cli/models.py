@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
 from ..errors import refusal
-from ..lab.options import DataOptions, ExportOptions, FoldOptions, PredictOptions
+from ..lab.options import DataOptions, FoldOptions, PredictOptions
 
 if TYPE_CHECKING:
     from ..folding.folded import Folded
@@ -17,12 +17,11 @@ T = TypeVar("T")
 Flat = Annotated[T, Parameter(name="*")]  # the fields of a class are options of the command
 
 
-def print_accuracies(layers: float | None, folded: float | None) -> None:
-    """Print the accuracies of both paths."""
-    if layers is not None:
-        print(f"accuracy layer by layer {100 * layers:.2f} %")
-    if folded is not None:
-        print(f"accuracy folded         {100 * folded:.2f} %")
+def print_accuracies(images: int, layers: float | None, folded: float | None) -> None:
+    """Print the accuracies of both paths on test images."""
+    for share, path in ((layers, "layer by layer"), (folded, "folded        ")):
+        if share is not None:
+            print(f"test accuracy {path} {100 * share:.2f} % of {images} images")
 
 
 def evaluate(
@@ -42,7 +41,7 @@ def evaluate(
     found = measure(model, dataset, options)
     epoch = "" if found["epoch"] is None else f" after epoch {found['epoch']}"
     print(f"{found['network']}{epoch}, {found['dataset']}")
-    print_accuracies(found["layers"], found["folded"])
+    print_accuracies(found["images"], found["layers"], found["folded"])
 
 
 def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = FoldOptions()) -> None:
@@ -97,7 +96,11 @@ def export(
     *,
     format: Literal["c", "onnx", "numpy"],
     out: Path | None = None,
-    options: Flat[ExportOptions] = ExportOptions(),
+    name: str | None = None,
+    optimize: Literal["speed", "size"] | None = None,
+    example: bool = False,
+    report: bool = False,
+    options: Flat[FoldOptions] = FoldOptions(),
 ) -> None:
     """Export a network to C, ONNX, or numpy.
 
@@ -107,27 +110,31 @@ def export(
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
             conformallayers.numpy has run).
         out: Folder or file to write; --report needs none.
+        name: Name of the files and functions in C; cl_model if not given.
+        optimize: speed (if not given), or size: for C on processors without vectors or with little flash.
+        example: Write an example in C that needs no board, and a Makefile, as well.
+        report: Print flash and RAM of the program in C; nothing is written without --out.
     """
-    if format != "c" and (options.example or options.report):
-        expected = "--format c with --example and --report"
-        raise refusal("export", expected, format, "Leave them out.")
-    if out is None and not options.report:
+    chosen = {"name": name, "optimize": optimize, "example": example}
+    given: dict[str, Any] = {key: value for key, value in chosen.items() if value}
+    if format != "c" and (given or report):
+        got, remedy = f"{format} beside {', '.join(given or ['report'])}", "Leave them out."
+        raise refusal("export --format", "c", got, remedy)
+    if out is None and not report:
         remedy = "Name one; --format c --report needs none."
         raise refusal("export --out", "a folder or file to write", "none", remedy)
-    target = out or Path()
     folded = _folded(model, "export", options)
     if format == "c":
         from ..recipe.c.export import export_c
 
-        names = "name", "optimize", "example", "report"
-        chosen = {name: getattr(options, name) for name in names}
-        made = export_c(folded, target, **chosen)
-        print(made.report if options.report else made)
-        if options.report:
+        made = export_c(folded, out or Path(), report=out is None, **given)
+        print(made.report if out is None else made)
+        if report:
             from ..lab.devices.emulator import code_sizes
 
             print(code_sizes(folded))
         return
+    target = out or Path()
     if format == "onnx":
         from ..recipe.onnx.export import export_onnx
 
@@ -174,6 +181,8 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     """Return the fold of a run, or a fold as it is, with its labels and notes."""
     import torch
 
+    from ..folding.fold import fold as fold_network
+    from ..lab.training.own_networks import plain_network
     from ..lab.training.saved_models import chosen_labels, load_model
 
     chosen: dict[str, Any] = {}
@@ -186,7 +195,18 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     except ValueError as error:
         expected, remedy = "sizes with commas", "Give those of one sample, such as 3,224,224."
         raise refusal(f"{command} --shape", expected, repr(options.shape), remedy) from error
-    folded = load_model(model, command, weights=options.weights).fold(command, shape, **chosen)
+    name = str(model)
+    if ":" in name and not model.exists():
+        if shape is None:
+            expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
+            raise refusal(f"{command} --shape", expected, "none", remedy)
+        folded = fold_network(plain_network(name, options.weights).eval(), shape, **chosen)
+        folded.about = {"network": name.rpartition(":")[2]}
+    elif options.weights is not None:
+        remedy = "Leave it out: files and runs have their weights."
+        raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
+    else:
+        folded = load_model(model, command).fold(command, shape, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     folded.labels = chosen_labels(options.labels, folded.labels, outputs, str(model))
     return folded

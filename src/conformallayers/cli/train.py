@@ -45,5 +45,6 @@ def train(
     places = {"out": out, "resume": resume, "figures": figures, "warn": True, **vars(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
-        print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
+        shares = result.row["accuracy_layers"], result.row["accuracy_folded"]
+        print_accuracies(result.row["samples"]["test"], *shares)
         print(f"Wrote {result.folder}/")

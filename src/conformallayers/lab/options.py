@@ -43,23 +43,6 @@ class FoldOptions:
     labels: Path | None = None
 
 
-@dataclass(frozen=True)
-class ExportOptions(FoldOptions):
-    """How to export a network, and how to fold it first.
-
-    Args:
-        name: Name of the files and functions in C.
-        optimize: speed, or size: for C on processors without vectors or with little flash.
-        example: Write an example in C that needs no board, and a Makefile, as well.
-        report: Print flash and RAM of the program in C, and write nothing.
-    """
-
-    name: str = "cl_model"
-    optimize: Literal["speed", "size"] = "speed"
-    example: bool = False
-    report: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
     """How to read images, run the network and write predictions.

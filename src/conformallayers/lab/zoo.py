@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from ..zoo.catalogue import ENDING, FOLDER, Record, read_record
 from .data.datasets import load
 from .experiments.bench import multiply_adds, weights
 from .options import DataOptions
+from .training import run_folder
 from .training.evaluate import DATA, fold_accuracy
-from .training.run_folder import RESULT
 from .training.saved_models import load_model
 
 _ONLY_CLASSES = "Every image gets one of these classes, also one that shows something else."
@@ -57,10 +56,10 @@ def build_zoo(
 def _folded_run(folder: Path) -> tuple[str, Folded]:
     """Return the name and the fold of a finished run, with the record as its notes."""
     where = f"zoo build {folder}"
-    if not (folder / RESULT).is_file():
-        got, remedy = f"a folder without {RESULT}", "Train it to the end."
+    if not (folder / run_folder.RESULT).is_file():
+        got, remedy = f"a folder without {run_folder.RESULT}", "Train it to the end."
         raise refusal(where, "the folder of a finished run", got, remedy)
-    result = json.loads((folder / RESULT).read_text("utf-8"))
+    result = run_folder.read_record(folder / run_folder.RESULT, where)
     loaded = load_model(folder, "zoo build")
     config = loaded.config
     if config is None or config.dataset not in LIMITS or loaded.labels is None:
@@ -68,18 +67,19 @@ def _folded_run(folder: Path) -> tuple[str, Folded]:
         raise refusal(where, f"a run on one of {', '.join(LIMITS)}", got, remedy)
     folded = loaded.fold("zoo build")
     preset = config.preset or ("micro" if config.network.startswith("Stage") else None)
-    folded.about = {
-        **(folded.about or {}),
-        "network": f"{config.network} {preset}" if preset else config.network,
-        "input_shape": list(folded.input_shape),
-        "accuracy": result["accuracy"],
-        "images": result["samples"]["test"],
-        "multiply_adds": multiply_adds(folded),
-        "weights": weights(folded),
-        "parameters": result["parameters"],
-        "command": config.command({}),
-        "commit": result["commit"],
-        "licence": "Apache-2.0",
-        "limits": f"{LIMITS[config.dataset]} {_ONLY_CLASSES}",
-    }
+    with run_folder.readable(where, folder / run_folder.RESULT):
+        folded.about = {
+            **(folded.about or {}),
+            "network": f"{config.network} {preset}" if preset else config.network,
+            "input_shape": list(folded.input_shape),
+            "accuracy": result["accuracy"],
+            "images": result["samples"]["test"],
+            "multiply_adds": multiply_adds(folded),
+            "weights": weights(folded),
+            "parameters": result["parameters"],
+            "command": config.command({}),
+            "commit": result["commit"],
+            "licence": "Apache-2.0",
+            "limits": f"{LIMITS[config.dataset]} {_ONLY_CLASSES}",
+        }
     return f"{config.dataset}-{preset or config.network.lower()}", folded

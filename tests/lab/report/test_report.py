@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import conformallayers as cl
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.report import page
 from conformallayers.lab.report.page import write_report
@@ -87,12 +86,33 @@ def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
         assert f"Not measured yet: conformallayers {command}" in text
 
 
-def test_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "accuracy.json").write_bytes(b"{")
-    with pytest.raises(cl.ConformalError, match=r"report, .*accuracy\.json: expected a record"):
-        write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("accuracy/accuracy.json", b"{", "accuracy.json: expected a record"),
+        ("experiment3/times.json", b'{"rows": [{"depth": 1}]}', "got others (KeyError: 'millis"),
+        ("sweep/x/study.json", b"{}", "sweep: expected the files of a command"),
+        ("run/result.json", b"{}", "got others (KeyError: 'samples')"),
+        ("run/metrics.csv", b"", "got others (ValueError: not enough values"),
+        ("run/confusion.csv", b"\xff", "got others (UnicodeDecodeError"),
+    ],
+)
+def test_damaged_files_are_refused(
+    file: str, content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"network": "LeNet", "dataset": "digits"}')
+    (run / "result.json").write_text(
+        '{"samples": {"train": 1, "test": 1}, "command": "", "commit": ""}'
+    )
+    assert run_command("report", run, "--out", tmp_path / "page.html") == 0
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    words = [run] if file.startswith("run") else ["--results", tmp_path]
+    assert run_command("report", *words) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.rglob("report.html"))
 
 
 def test_hostile_records_stay_text(tmp_path: Path) -> None:

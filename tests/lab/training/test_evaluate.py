@@ -56,7 +56,7 @@ def test_the_command_prints_accuracy_and_bytes(
     assert run_command("evaluate", path) == 0
     (line,) = (line for line in shown.splitlines() if line.startswith("float 98."))
     accuracy = line.split("int8 ")[1]
-    assert f"accuracy folded         {accuracy}" in capsys.readouterr().out
+    assert f"test accuracy folded         {accuracy}" in capsys.readouterr().out
 
 
 def test_calibration_takes_the_same_training_images_at_each_call() -> None:

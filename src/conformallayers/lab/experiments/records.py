@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,8 @@ from ...errors import ConformalError, refusal
 from ...utils.files import replace_file, write_json
 from ...utils.text import markdown
 from ..checks import command_line, require_same
-from ..training.run_folder import commit
+from ..training.run_folder import commit, readable
+from ..training.run_folder import read_record as read_record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,18 +58,6 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     return found
 
 
-def read_record(path: Path, where: str) -> Row:
-    """Read a JSON object, or refuse the file."""
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except ValueError:  # not JSON, or not UTF-8
-        record = None
-    if not isinstance(record, dict):
-        remedy = "Restore or remove it."
-        raise refusal(f"{where}, {path}", "a record in JSON", "another file", remedy)
-    return record
-
-
 @dataclass
 class Records:
     """Rows of an experiment: NAME.json after every row; at the end NAME.md, and NAME.png if there is a figure.
@@ -95,7 +82,8 @@ class Records:
         if before:
             remedy = f"Give the same options, another --out, or remove {self.path}."
             require_same(f"{self.command},", before.get("options", {}), settings, remedy)
-        self.rows = {self._key(row): row for row in before.get("rows", [])}
+        with readable(self.command, self.path):
+            self.rows = {self._key(row): row for row in before.get("rows", [])}
         changed = {
             field.name: getattr(options, field.name)
             for field in fields(options)

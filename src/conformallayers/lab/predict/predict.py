@@ -24,7 +24,7 @@ from ...utils.progress import progress
 from ...utils.text import csv_text, printable
 from ..data.images import Array, Unreadable, find_images, read_image
 from ..options import PredictOptions
-from ..training.saved_models import chosen_labels, load_model, locate
+from ..training.saved_models import chosen_labels, load_model
 
 _FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
@@ -86,7 +86,7 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Sess
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     where = f"predict {os.fspath(model)}"
-    folded = load_model(locate(model, "predict"), "predict").fold("predict")
+    folded = load_model(model, "predict").fold("predict")
     if len(folded.output_shape) != 1:
         got = f"(B, {shape_text(folded.output_shape)[1:]}"
         expected = "a network that gives scores (B, classes)"

@@ -13,8 +13,8 @@ from ...errors import refusal
 from ...utils.files import replace_file
 from ...utils.text import Table, html
 from ..experiments import accuracy, batchsize, bench, cost, depth, paper, robustness
-from ..experiments.records import Cells, Row, read_record
-from ..training.run_folder import CONFIG, METRICS, RESULT
+from ..experiments.records import Cells, Row
+from ..training.run_folder import CONFIG, METRICS, RESULT, read_record, readable
 from ..training.train import CONFUSION, TRAINING
 
 Block = str | Table | Path  # a paragraph, a table, or a picture
@@ -70,23 +70,28 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         )
     result = read_record(run / RESULT, "report")
     config = read_record(run / CONFIG, "report")
+    with readable("report", run):
+        sections = _run_sections(run, result, config)
+        heading = f"{config['network'].rpartition(':')[2]}, {Path(config['dataset']).name}"
+    return write_page(out or run / "report.html", heading, sections)
+
+
+def _run_sections(run: Path, result: Row, config: Row) -> dict[str, list[Block]]:
     options = [[key, str(value)] for key, value in config.items() if value not in (None, [], False)]
-    network, dataset, samples = config["network"], config["dataset"], result["samples"]
+    samples = result["samples"]
     accuracies = [
         [key.removeprefix("accuracy_"), f"{100 * result[key]:.2f} %"]
         for key in ("accuracy_folded", "accuracy_layers", "accuracy_validation", "accuracy_train")
         if result.get(key) is not None
     ]
     about = f"{samples['train']} training images, {samples['test']} test images."
-    sections: dict[str, list[Block]] = {
+    return {
         "Accuracy": [about, Table(["measured", "accuracy"], accuracies), _source(result)],
         "Curves": [run / f"{TRAINING}.png"],
         "Confusion matrix": [*_csv_table(run / CONFUSION)],
         "Epochs": [*_csv_table(run / METRICS)],
         "Options": [Table(["option", "value"], options)],
     }
-    heading = f"{network.rpartition(':')[2]}, {Path(dataset).name}"
-    return write_page(out or run / "report.html", heading, sections)
 
 
 def _csv_table(path: Path) -> Iterator[Table]:
@@ -121,7 +126,8 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
     sections = {
         f"{heading}: {row[0]}": _measured(results, *row) for heading, row in _SECTIONS.items()
     }
-    sections["Hyperparameters: the sweep"] = list(_studies(results))
+    with readable("report", results / "sweep"):
+        sections["Hyperparameters: the sweep"] = list(_studies(results))
     title = "ConformalLayers: measured beside the paper"
     return write_page(out or results / "report.html", title, sections)
 
@@ -134,8 +140,9 @@ def _measured(
         return [f"Not measured yet: conformallayers {command}"]
     record = read_record(results / path, "report")
     claims = [f"The paper: {paper.CLAIMS[command]}"] if command in paper.CLAIMS else []
-    figure, table = (results / path).with_suffix(".png"), Table(*cells(record["rows"]))
-    return [*claims, figure, table, _source(record)]
+    with readable("report", results / path):
+        figure, table = (results / path).with_suffix(".png"), Table(*cells(record["rows"]))
+        return [*claims, figure, table, _source(record)]
 
 
 def _studies(results: Path) -> Iterator[Block]:

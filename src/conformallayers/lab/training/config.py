@@ -16,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -154,19 +153,19 @@ class TrainConfig(BaseModel):
     network: str
     dataset: str
     preset: str | None = None
-    depth: PositiveInt | None = None
+    depth: int | None = Field(default=None, gt=0)
     training_preset: Literal["modern"] | None = None
-    hidden: NonNegativeInt | None = None
-    pool_stride: PositiveInt | None = None
+    hidden: int | None = Field(default=None, ge=0)
+    pool_stride: int | None = Field(default=None, gt=0)
     alpha: str | float | None = None
     projective: bool = False
-    gain: NonNegativeFloat | None = None
+    gain: float | None = Field(default=None, ge=0)
     dropout: float | None = Field(default=None, ge=0, lt=1)
     rectifier: str | None = None
     respro: bool | None = None
     offset: str | float | None = None
     pool: str | None = None
-    width: PositiveFloat | None = None
+    width: float | None = Field(default=None, gt=0)
     expand: bool = False
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
@@ -179,7 +178,7 @@ class TrainConfig(BaseModel):
     schedule: Literal["constant", "one-cycle"] = "constant"
     validation: NonNegativeFloat = 0.0
     seed: int = Field(default=0, ge=0, lt=2**63)
-    threads: PositiveInt | None = None
+    threads: int | None = Field(default=None, gt=0)
     device: str = "cpu"
     size: str | None = None
     classes: PositiveInt = CLASSES

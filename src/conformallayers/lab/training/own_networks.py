@@ -108,7 +108,8 @@ def plain_network(network: str, weights: Path | None) -> nn.Module:
         module.load_state_dict(torch.load(weights, **options) if is_torch else load_file(weights))
     except Exception as error:  # of torch, pickle or safetensors
         expected, remedy = f"a state_dict of {network}", "Save model.state_dict(), nothing else."
-        raise refusal(f"--weights {weights}", expected, cause_line(error), remedy) from error
+        got = " ".join(str(error).split())
+        raise refusal(f"--weights {weights}", expected, got, remedy) from error
     return module
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...errors import first_line, refusal
+from ...errors import ConformalError, cause_line, first_line, refusal
 from ...utils.files import is_unfinished, staged_files, write_json
 from ..checks import require_same
 from .config import TrainConfig, make_config
@@ -117,13 +119,37 @@ def _check_same_options(folder: Path, config: TrainConfig) -> None:
     if not path.is_file():
         remedy = "Name the folder of a run with --out."
         raise refusal("train --resume", f"a run with {path}", "none", remedy)
-    before, options = json.loads(path.read_text("utf-8")), config.model_dump()
+    before, options = read_record(path, "train --resume"), config.model_dump()
     for name, meant in _UNCHANGED.items():
         if before.get(name) != options.pop(name):
             remedy = "Restore it, or start another run with --out."
             raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
     remedy = f"Give the options of the run in {folder}, or start another one with --out."
     require_same("train --resume,", before, options, remedy)
+
+
+def read_record(path: Path, where: str) -> dict[str, Any]:
+    """Read a JSON object, or refuse the file."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except ValueError:  # not JSON, or not UTF-8
+        record = None
+    if not isinstance(record, dict):
+        remedy = "Restore or remove it."
+        raise refusal(f"{where}, {path}", "a record in JSON", "another file", remedy)
+    return record
+
+
+@contextmanager
+def readable(where: str, path: Path) -> Iterator[None]:
+    """Refuse files of a run or an experiment that something else has written."""
+    try:
+        yield
+    except ConformalError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        got, remedy = f"others ({cause_line(error)})", "Restore them, or make them again."
+        raise refusal(f"{where}, {path}", "the files of a command", got, remedy) from error
 
 
 def commit() -> str | None:

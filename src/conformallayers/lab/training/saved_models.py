@@ -19,7 +19,6 @@ from ...zoo.catalogue import network_files
 from ..data.batches import from_images
 from ..data.catalogue import SHAPES
 from .config import TrainConfig
-from .own_networks import plain_network
 from .run_folder import load_checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -55,9 +54,6 @@ class Loaded:
                 remedy = "It is folded already: leave --shape, --strategy and --dtype out."
                 raise refusal(command, "a training run", f"the fold {self.path}", remedy)
             return self.module
-        if self.config is None and shape is None:
-            expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
-            raise refusal(f"{command} --shape", expected, "none", remedy)
         shape = shape or self.shape
         model = self.module
         if self.config is not None and not self.config.is_own:
@@ -78,20 +74,8 @@ def locate(model: str | os.PathLike[str], command: str) -> Path:
     raise refusal(f"{command} {model}", _SPECS, got, remedy)
 
 
-def load_model(
-    model: str | os.PathLike[str],
-    command: str,
-    *,
-    weights: Path | None = None,
-) -> Loaded:
-    """Load a fold, the network of a run, or any network as PACKAGE:FACTORY with its weights, in evaluation mode."""
-    name = os.fspath(model)
-    if ":" in name and not os.path.exists(name):
-        network = plain_network(name, weights)
-        return Loaded(network.eval(), Path(name), about={"network": name.rpartition(":")[2]})
-    if weights is not None:
-        remedy = "Leave it out: files and runs have their weights."
-        raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
+def load_model(model: str | os.PathLike[str], command: str) -> Loaded:
+    """Load a fold, or the network of a run, in evaluation mode."""
     path = locate(model, command)
     if path.name == CHECKPOINT:
         return _load_run(path)

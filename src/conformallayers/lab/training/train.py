@@ -329,7 +329,7 @@ class _Run:
 
 
 def _summary(row: dict[str, Any]) -> str:
-    parts = [f"loss {row['loss']:.3f}", f"accuracy {100 * row['train_accuracy']:.2f} %"]
+    parts = [f"loss {row['loss']:.3f}", f"training {100 * row['train_accuracy']:.2f} %"]
     if "validation_accuracy" in row:
         parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
     return "   ".join(parts)
