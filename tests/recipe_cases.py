@@ -175,7 +175,7 @@ def _gate(size: Shape) -> Recipe:
     return builder.recipe(builder.add(layer.Product, INPUT, gate, name="y"))
 
 
-def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:
+def _points(rule: str, *, offset: float = 0.0) -> Recipe:
     """Embed, convolve, take an energy twice, advance, divide."""
     builder = RecipeBuilder((2, 6, 5))
     names = ("unit", "peak", "tau")
@@ -183,13 +183,8 @@ def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:
     weight = _constant(builder, "weight", 3, 2, 3, 3)
     ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
     z = builder.add(layer.Conv, unit, weight=weight, **ones)
-    if rescale:
-        z, m, tau, n = builder.add_many(
-            point.Rescale, z, m, tau, names=("z", *names[1:], "n"), weight=0.3
-        )
-    else:
-        n = builder.add(point.SumSquares, z, name="n", weight=0.3)
-    more = builder.add(point.SumSquares, z if rescale else unit, name="n")
+    n = builder.add(point.SumSquares, z, name="n", weight=0.3)
+    more = builder.add(point.SumSquares, unit, name="n")
     tau = builder.add(point.Advance, tau, m, n, more, name="tau", formula=FORMULAS[rule])
     tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
@@ -261,7 +256,6 @@ def _stages(rule: str, *, offset: float) -> Recipe:
 def _point_cases() -> Cases:
     for rule in FORMULAS:
         yield RecipeCase(f"points {rule}", partial(_points, rule))
-        yield RecipeCase(f"rescale {rule}", partial(_points, rule, rescale=True))
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
     for rule in ("published", "projective"):
         yield RecipeCase(f"points {rule} offset", partial(_points, rule, offset=2.0))

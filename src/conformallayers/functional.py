@@ -94,31 +94,6 @@ def may_look(x: Tensor) -> bool:
     return not (torch._C._get_tracing_state() or transformed())
 
 
-def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
-    """Check that ``n = ‖z‖²`` is far from overflow and, for nonzero samples (τ ≠ 0), from underflow."""
-    high = torch.finfo(z.dtype).max ** 0.6
-    if n.shape[0] == 0:
-        return True
-    least, most = (float(end) for end in torch.aminmax(n.detach()))
-    if 1 / high < least and most < high:
-        return True
-    outside = (n > high) | ((n < 1 / high) & (tau != 0))  # False for NaN
-    return not bool(outside.any())
-
-
-def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply each sample by the power of two that brings its norm near 1; return the factors too.
-
-    Powers of two are exact, so the result does not depend on which samples are rescaled.
-    """
-    wide = wide_dtype(z.device)
-    size = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
-    size = torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))
-    most = 1000.0 if z.dtype == torch.float64 else 120.0  # exponents of normal numbers
-    factor = torch.exp2(-size.log2().floor().clamp(-most, most))
-    return scale_samples(z, factor), factor
-
-
 def norm(z: Tensor) -> Tensor:
     """Return ``‖z‖`` of each sample (B, ...) in the wide dtype, shape (B,).
 
@@ -168,10 +143,13 @@ class _SquaredNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         ctx.save_for_backward(z)
-        n = norm(z).square()
-        if may_look(z) and squares_fit(z, n, n):
-            return n
-        return z.to(n.dtype).square().sum(_features(z))  # in a wider range
+        n, high = norm(z).square(), torch.finfo(z.dtype).max ** 0.6
+        if may_look(z) and len(n):
+            least, most = torch.aminmax(n)
+            if 1 / high < float(least) and float(most) < high:
+                return n
+        wide = z.to(n.dtype).square().sum(_features(z))
+        return torch.where((1 / high < n) & (n < high), n, wide)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:

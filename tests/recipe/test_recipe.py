@@ -178,12 +178,17 @@ def test_a_runtime_refuses_operations_that_it_lacks() -> None:
         run.check(layer.Slice(("x",), ("y",), axis=0, start=0, stop=1), "run")
 
 
-@pytest.mark.parametrize(("kind", "count"), [(point.Normalize, 1), (point.Rescale, 3)])
-def test_other_numbers_of_inputs_are_refused(kind: type[Operation], count: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count", "settings"),
+    [(point.Normalize, 1, {}), (point.Rebase, 3, {"scale": 1.0, "coordinate": 1.0})],
+)
+def test_other_numbers_of_inputs_are_refused(
+    kind: type[Operation], count: int, settings: dict[str, float]
+) -> None:
     names = tuple("zmτu")
-    kind(names[:count], ()).shapes([(4,), *[()] * (count - 1)], {}.__getitem__)
+    kind(names[:count], (), **settings).shapes([(4,), *[()] * (count - 1)], {}.__getitem__)
     with pytest.raises(ValueError, match=r"expected 1|not z, m and τ"):
-        kind(names[: count + 1], ()).shapes([(4,), *[()] * count], {}.__getitem__)
+        kind(names[: count + 1], (), **settings).shapes([(4,), *[()] * count], {}.__getitem__)
 
 
 def test_copied_pixels_pad_every_spatial_axis() -> None:

@@ -29,7 +29,6 @@ from ..recipe.recipe import Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule, placed
 from .folded import Folded
 from .lower import (
-    SQUARED,
     Lowering,
     PointValues,
     add_join,
@@ -283,8 +282,8 @@ def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> PointValues:
 
 
 def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: PointValues) -> PointValues:
-    """Append a homogeneous map of z; LPPool squares its windows, so a large z is rescaled first."""
-    points = before if before.bound <= SQUARED else before.rescale(builder)[0]
+    """Append a homogeneous map of z, in range because LPPool squares its windows."""
+    points = before.in_range(builder)
     z = Lowering(builder).module(points.z, action.module, action.output_shape)
     bound, size = points.bound * action.bound, points.size * action.bound
     return replace(points, z=z, bound=bound, size=size)

@@ -373,7 +373,6 @@ def by_sample(module: nn.Module) -> bool:
 
 
 SQUARED = 1e15  # numbers whose square fits into float32 with room
-RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
 
 
 @dataclass(frozen=True)
@@ -398,15 +397,9 @@ class PointValues:
         )
         return PointValues(z, peak, tau, Scaling(), self.size, self.size)
 
-    def rescale(self, builder: RecipeBuilder, weight: float = 1.0) -> tuple[PointValues, str]:
-        """Append a rescaling of z by a power of two where its squares would leave the range.
-
-        Returns the points and ``weight·‖z‖²``.
-        """
-        inputs, names = (self.z, self.peak, self.tau), ("z", "peak", "tau", "n")
-        z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
-        bound = max(self.bound, RESCALED)
-        return replace(self, z=z, peak=peak, tau=tau, bound=bound), n
+    def in_range(self, builder: RecipeBuilder) -> PointValues:
+        """Rebase points whose squares could leave the range of float32."""
+        return self if self.bound <= SQUARED else self.rebase(builder)
 
     def advance(
         self, builder: RecipeBuilder, site: ActivationSite, energies: tuple[str, ...]
@@ -418,13 +411,11 @@ class PointValues:
         return replace(self, tau=tau)
 
     def activate(self, builder: RecipeBuilder, site: ActivationSite) -> PointValues:
-        """Append an activation, with z rescaled where its squares could leave the range."""
-        scaling = self.scaling.copy()
+        """Append an activation."""
+        points = self.in_range(builder)
+        scaling = points.scaling.copy()
         weight = site.activate(scaling)
-        if self.bound <= SQUARED:
-            points, n = self, builder.add(point.SumSquares, self.z, name="n", weight=weight)
-        else:
-            points, n = self.rescale(builder, weight)
+        n = builder.add(point.SumSquares, points.z, name="n", weight=weight)
         size = site.bound_behind(self.size)
         return replace(points.advance(builder, site, (n,)), scaling=scaling, size=size)
 

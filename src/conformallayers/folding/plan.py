@@ -244,7 +244,7 @@ class Layers(Strategy):
         return 0.0
 
     def lower(self, problem: Problem, builder: RecipeBuilder, start: PointValues) -> PointValues:
-        """Append the layers, rescaled where bounds do not keep them in range."""
+        """Append the layers, on points where bounds do not keep z in range."""
         if problem.keeps_range():
             return super().lower(problem, builder, start)
         points = start

@@ -423,16 +423,6 @@ def _sum_squares(op: point.SumSquares, to: Quantizer) -> None:
     to.scalars[n] = to.builder.add(integer.IntegerEnergy, found.name, name=n, weight=weight)
 
 
-@RUN.runs(point.Rescale)
-def _rescale(op: point.Rescale, to: Quantizer) -> None:
-    """Compute only the energy: integers need no rescaling."""
-    to.held[op.outputs[0]] = to.features(op.inputs[0], divided=True)
-    for x, y in zip(op.inputs[1:], op.outputs[1:3], strict=True):
-        to.scalars[y] = to.scalars[x]
-    energy = point.SumSquares(op.inputs[:1], op.outputs[3:], weight=op.weight)
-    _sum_squares(energy, to)
-
-
 @RUN.runs(point.Advance)
 def _advance(op: point.Advance, to: Quantizer) -> None:
     inexact = ", ".join(sorted(integer.INEXACT & op.parsed.heads()))

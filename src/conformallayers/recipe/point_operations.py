@@ -50,21 +50,6 @@ class SumSquares(Operation):
         return SCALAR
 
 
-@operation("rescale")
-class Rescale(Operation):
-    """z, m, τ → c·z, m/c, c·τ, ``weight·‖c·z‖²`` with c a power of two.
-
-    c is 1 unless ``‖z‖²`` would leave the range of the dtype. Nothing is rounded.
-    """
-
-    weight: float = 1.0
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        expect_scalars(inputs[1:])
-        expect(len(inputs) == 3, "not z, m and τ")
-        return (inputs[0], SCALAR, SCALAR, SCALAR)
-
-
 @operation("banded_form")
 class BandedForm(Operation):
     """x (blocks·size,) → ``weight·‖R x‖²`` with R an upper triangular band of blocks.

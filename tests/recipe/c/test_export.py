@@ -34,7 +34,7 @@ from programs import (
 from recipe_cases import RECIPE_CASES
 
 CASES = {case.name: case for case in RECIPE_CASES}
-POINTS = [name for name in CASES if name.startswith(("points", "rescale", "rebase", "stages"))]
+POINTS = [name for name in CASES if name.startswith(("points", "rebase", "stages"))]
 POINTS += [name for name in CASES if "_form" in name]
 
 
@@ -100,7 +100,7 @@ def test_pools_of_negative_entries_and_nan(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_calls_with_work_memory_of_their_own_run_at_once(tmp_path: Path) -> None:
-    names = ["points published", "rescale projective"]
+    names = ["points published", "points projective"]
     folds = [Fold(CASES[name].build()) for name in names]
     exports = [export(fold, tmp_path, name=f"case{i}") for i, fold in enumerate(folds)]
     for run, fold in zip(compiled(tmp_path, exports), folds, strict=True):

@@ -29,7 +29,7 @@ from support import samples
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 CASES = {case.name: case for case in RECIPE_CASES}
-TYPICAL = "rescale published"
+TYPICAL = "points published"
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from torch import nn
 
 import conformallayers as cl
 from blocks import randomised
-from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
-from onnx_support import LIMIT, error, node_kinds, session, single
+from onnx_support import LIMIT, node_kinds, session, single
 from oracle import relative_error
 from programs import Fold
 from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
@@ -50,20 +49,6 @@ def test_samples_of_every_size(case: RecipeCase, opset: int) -> None:
 def embedded(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:
     builder = RecipeBuilder(shape)
     return builder, *builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
-
-
-def test_rescaled_maps_of_every_size() -> None:
-    for size in (1e-12, 1.0, 1e12):
-        builder, z, m, tau = embedded((6,))
-        weight = builder.constant("weight", size * torch.randn(5, 6, dtype=torch.float64))
-        z = builder.add(layer.Matmul, z, weight=weight)
-        names = ("z", "m", "tau", "n")
-        z, m, tau, n = builder.add_many(point.Rescale, z, m, tau, names=names, weight=0.3)
-        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"])
-        recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
-        x = samples((6,), torch.float32, 4)
-        x[2] = 0
-        assert error(recipe, x) <= LIMIT
 
 
 LARGE = [(300,), (4096,), (5003,), (2, 128, 128), (3, 60_000), (1024, 6, 1), (3, 1024, 1024)]

@@ -54,20 +54,6 @@ def _banded_form(op: point.BandedForm, program: Program) -> None:
     program.define(n, f"{number(op.weight)} * {_squares(program, image)}")
 
 
-@WRITE.runs(point.Rescale)
-def _rescale(op: point.Rescale, program: Program) -> None:
-    (z, m, tau), (scaled, m_next, tau_next, n) = op.inputs, op.outputs
-    squares, c = (program.identifier(f"s_{n}_{what}") for what in ("squares", "power"))
-    program.emit(
-        f"const double {squares} = {_squares(program, z)};",
-        f"const double {c} = power_near({squares});",
-    )
-    scale(program, z, scaled, f"(float){c}")
-    program.define(m_next, f"{program.scalar(m)} / {c}")
-    program.define(tau_next, f"{program.scalar(tau)} * {c}")
-    program.define(n, f"{number(op.weight)} * ({c} * {c} * {squares})")
-
-
 @WRITE.runs(point.Advance)
 def _advance(op: point.Advance, program: Program) -> None:
     tau, formula = program.scalar(op.inputs[0]), op.parsed

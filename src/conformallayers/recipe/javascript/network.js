@@ -18,7 +18,7 @@ const OPERATIONS = {
   add_constant: withConstant("value", (x, value) => x + value),
   prelu: withConstant("slope", (x, slope) => (x > 0 ? x : x * slope)),
   add, product: gated, concatenate, slice, reshape: () => (x) => x, permute, elementwise, softmax,
-  normalize, rescale, banded_form: bandedForm,
+  normalize, banded_form: bandedForm,
   sum_squares: ({ settings }) => (z) => dot(z, z) * settings.weight,
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),
   rebase,

@@ -9,14 +9,6 @@ function normalize(op) {
   return (x) => [x, 1, Math.sqrt(dot(x, x) + offset * offset)];
 }
 
-function rescale(op) {
-  return (z, m, tau) => {
-    const n = dot(z, z), finite = n > 0 && n < Infinity;
-    const factor = 2 ** (finite ? -Math.round(Math.log2(n) / 2) : 0);
-    return [scaled(z, factor), m / factor, tau * factor, n * factor * factor * op.settings.weight];
-  };
-}
-
 function bandedForm(op, net) {
   const { size, width, weight } = op.settings, rest = width * size, long = rest + size;
   const band = net.constant(op, "band"), last = net.constant(op, "last");

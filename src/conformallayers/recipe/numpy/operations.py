@@ -231,17 +231,6 @@ def _normalize(op: point.Normalize, net: Context, x: Array) -> tuple[Array, Arra
 RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
 
 
-@RUN.runs(point.Rescale)
-def _rescale(
-    op: point.Rescale, net: Context, z: Array, m: Array, tau: Array
-) -> tuple[Array, Array, Array, Array]:
-    n = _squared_norm(z)
-    _, double = np.frexp(np.where(np.isfinite(n), n, 1.0))
-    power = double // 2  # of the norm; powers of two are exact
-    z, n = np.ldexp(z, -column(power, z)), np.ldexp(n, -2 * power)
-    return z, np.ldexp(m, power), np.ldexp(tau, -power), n * op.weight
-
-
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, net: Context, x: Array) -> Array:
     size, width = op.size, op.width

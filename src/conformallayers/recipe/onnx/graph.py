@@ -15,7 +15,7 @@ import numpy as np
 from ..integer_operations import KINDS as INTEGER
 from ..integer_operations import integer_values, unsigned_values
 from ..places import Array, Table
-from ..point_operations import BandedForm, Normalize, Rebase, Rescale
+from ..point_operations import BandedForm, Normalize, Rebase
 from ..recipe import INPUT, Operation, Recipe, Shape
 
 OUTPUT, BATCH = "y", "batch"
@@ -183,7 +183,7 @@ class OnnxGraph:
         if not self._shapes[self.recipe.output]:
             return True
         for op in self.recipe.operations:
-            if isinstance(op, (BandedForm, Rescale, *INTEGER)):
+            if isinstance(op, (BandedForm, *INTEGER)):
                 return True
             if isinstance(op, Rebase) and self._reads_m:
                 return True

@@ -157,18 +157,6 @@ def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Sum | Valu
     return Sum(graph, ((z * z, op.weight),))
 
 
-@RUN.runs(point.Rescale)
-def _rescale(
-    op: point.Rescale, graph: OnnxGraph, z: Value, m: Any, tau: Tau
-) -> tuple[Value, Any, Tau, Value]:
-    # A division by the norm rounds each number once, and a power of two needs a logarithm.
-    squares = z.cast(WIDE).reduce_sample("ReduceSumSquare").scalar()
-    divisor = squares.node("Equal", 0.0).node("Where", 1.0, squares.node("Sqrt"))
-    z = z / divisor.cast(z.dtype).column(z)
-    n = (squares / divisor / divisor).weighted(op.weight)
-    return z, divisor * m, replace(tau, value=tau.value / divisor), n
-
-
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     # Batches come last, so that one product with stacked blocks takes the windows of all samples.

@@ -197,19 +197,6 @@ def _sum_squares(op: point.SumSquares, module: Context, z: Tensor) -> Tensor:
     return energy if op.weight == 1.0 else energy * op.weight
 
 
-@RUN.runs(point.Rescale)
-def _rescale(
-    op: point.Rescale, module: Context, z: Tensor, m: Tensor, tau: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = functional.squared_norm(z)
-    # Where values may not be read, every sample is rescaled: powers of two are exact.
-    if not (functional.may_look(z) and functional.squares_fit(z, n, tau)):
-        z, factor = functional.rescaled(z)
-        m, tau = m / factor, tau * factor
-        n = functional.squared_norm(z)
-    return z, m, tau, n * op.weight
-
-
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
     with full_precision(x):

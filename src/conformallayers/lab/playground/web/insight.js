@@ -42,7 +42,7 @@ function termsOf({ document: { operations } }, values) {
       for (const energy of energies) {
         terms.push({ name: `ReSPro ${++count}`, value: total ? ((after - before) * energy) / total : 0 });
       }
-    } else if (operation === "rebase" || operation === "rescale") { // a factor of all terms
+    } else if (operation === "rebase") { // a factor of all terms
       const factor = values[writes[2]] / values[reads[2]];
       terms = terms.map((term) => ({ ...term, value: term.value * factor }));
     }

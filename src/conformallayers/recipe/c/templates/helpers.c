@@ -189,17 +189,6 @@ static double squares(const float *x, int32_t count)
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-//: power_near
-/* A power of two that brings a sum of squares near 1, where it is far from it. */
-static double power_near(double squared)
-{
-    int power;
-    if (!(squared > 0) || (squared > 1e-20 && squared < 1e20) || squared > 1e300)
-        return 1;
-    (void)frexp(sqrt(squared), &power);
-    return ldexp(1, power > 120 ? -120 : power < -120 ? 120 : -power);
-}
-
 //: ratio
 /* n / t, and 0 for t = 0: an image of zeros has no energy. */
 static double ratio(double n, double t)
