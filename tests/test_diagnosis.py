@@ -304,7 +304,7 @@ def healthy(
     offset: float | str | None = 0.5,
     unit: str = "rms",
 ) -> cl.ConformalLayers:
-    """Return two stages by the rules of docs/stages.md, or with one of them broken."""
+    """Return two stages by the rules of docs/conformal-layers.md, or with one of them broken."""
     torch.manual_seed(0)
     convolutions = [cl.Conv2d(2, 4, 3), cl.Conv2d(4, 8, 3), cl.Conv2d(8, 8, 1), cl.Conv2d(8, 8, 3)]
     for layer in convolutions:
@@ -385,7 +385,7 @@ def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
 
 
 ALONE = [  # exactly one warning: its kind, its paths, and pieces of its text
-    (lambda: healthy(pool=lambda: cl.AvgPool2d(2)), "no map", ("",), "odd in x", "stages.md"),
+    (lambda: healthy(pool=lambda: cl.AvgPool2d(2)), "no map", ("",), "odd in x", "conformal-layers.md"),
     (lambda: healthy(offset=None), "offset", ("",), "contrast", 'offset="learned"'),
     (lambda: healthy(offset=1e-5), "offset", ("",), "Scale the inputs down"),
     (

@@ -322,7 +322,7 @@ def _warnings(graph: Graph, parts: tuple[PartHealth, ...], y: Any) -> list[Healt
     warnings = [warning for part in parts for warning in _merged(_of_part(part))]
     if not any(node.kind == "homogeneous" for node in graph.nodes[: graph.parts[-1].leave]):
         why = "what leaves is odd in x but for its length, so that average pooling cancels it"
-        remedy = "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: docs/stages.md."
+        remedy = "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: docs/conformal-layers.md."
         paths = tuple(part.path for part in parts)
         warnings.append(HealthWarning("no map", paths, "no homogeneous map", why, remedy))
     outputs = [leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)]
@@ -419,7 +419,7 @@ def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
         share = f"{100 * layer.below_eps:.0f} % of the variances are below eps={layer.module.eps:g}"
         seen = f"{share}, their median is {layer.variance:.2g}"
         why = "it divides by √eps and hardly normalises"
-        remedy = 'Use unit="rms", or cl.Scale before it: docs/layers.md.'
+        remedy = 'Use unit="rms", or cl.Scale before it: docs/conformal-layers.md.'
         yield HealthWarning("variance below eps", (layer.path,), seen, why, remedy)
 
 
@@ -452,10 +452,10 @@ def _of_embedding(part: PartHealth) -> Iterator[HealthWarning]:
         remedy = f"Use an offset of about {near}, or scale the inputs up."
     elif blind and part.offset < low and maps:
         why = "the contrast of an input does not reach the output"
-        remedy = f"Scale the inputs down, or use an offset near {near}: docs/stages.md."
+        remedy = f"Scale the inputs down, or use an offset near {near}: docs/conformal-layers.md."
         if not part.offset:
             seen = "no offset, and no activation as published"
-            remedy = f'Use offset="learned", or a number near {near}: docs/stages.md.'
+            remedy = f'Use offset="learned", or a number near {near}: docs/conformal-layers.md.'
     else:
         return
     yield HealthWarning("offset", (part.path,), seen, why, remedy)

@@ -168,7 +168,7 @@ def test_the_tables_are_those_of_the_records() -> None:
     rows = json.loads((RESULTS / "devices.json").read_text("utf-8"))["rows"]
     table = markdown(*cells(rows))
     assert (RESULTS / "devices.md").read_text("utf-8") == table
-    assert table in (RESULTS.parents[1] / "docs" / "devices.md").read_text("utf-8")
+    assert table in (RESULTS.parents[1] / "docs" / "deploy.md").read_text("utf-8")
     assert len(rows) >= 6
     readme = (RESULTS.parents[1] / "README.md").read_text("utf-8").splitlines()
     shown = {line.split("|")[1].split(",")[0].strip(): line for line in readme if " kB | " in line}

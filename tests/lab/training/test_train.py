@@ -76,7 +76,7 @@ def test_warnings_are_printed_once_behind_the_first_epoch(small: Dataset, tmp_pa
     assert len(lines) == len(set(lines)) > 0
     (line,) = [line for line in lines if "no homogeneous map" in line]
     assert line.startswith("warning: features: no homogeneous map; ")
-    assert line.endswith("docs/stages.md.")
+    assert line.endswith("docs/conformal-layers.md.")
     silent = train("LeNetCL", small, out=tmp_path / "b", console=QUIET, batch_size=50, epochs=2)
     assert_same_weights(tmp_path / "run", silent.folder)
 
