@@ -188,7 +188,7 @@ def test_jacobians(x: Tensor) -> None:
 
 def test_a_spectral_activation_stands_once() -> None:
     shared = cl.ReSPro("spectral")
-    with pytest.raises(cl.ConformalError, match="of its own"):
+    with pytest.raises(cl.ConformalError, match="used twice"):
         cl.ConformalLayers(cl.Linear(8, 8), shared, cl.Linear(8, 8), shared)
 
 

@@ -140,13 +140,13 @@ def test_the_record_is_a_table_that_cannot_be_changed() -> None:
         twin.conversion.changes[0].action = "kept"
     rows = {one.path: (one.type, one.action, one.reason) for one in twin.conversion.changes}
     assert rows["stem"] == ("Conv2d", "kept", "affine")
-    assert rows["relu"] == ("relu", "replaced by ReSPro", "no pooling or stride beside it")
-    assert rows["relu_5"] == ("relu", "kept as ReLU", "behind Conv2d blocks.2.conv1")
+    assert rows["relu"] == ("relu", "replaced by ReSPro", "not next to a pooling or stride")
+    assert rows["relu_5"] == ("relu", "kept as ReLU", "after Conv2d blocks.2.conv1")
     assert rows["relu_6"] == ("relu", "kept as ReLU", "before avg_pool2d")
     assert rows["add"] == ("add", "kept", "join")
     assert rows["avg_pool2d"] == ("avg_pool2d", "kept as AdaptiveAvgPool2d", "affine")
-    assert rows["view"] == ("view", "kept in the head as Flatten", "behind the division")
-    assert rows["fc"] == ("Linear", "kept in the head", "behind the division")
+    assert rows["view"] == ("view", "kept in the head as Flatten", "after the division")
+    assert rows["fc"] == ("Linear", "kept in the head", "after the division")
 
 
 class Squeeze(nn.Module):
@@ -202,7 +202,7 @@ def test_all_refusals_come_at_once() -> None:
 def test_gates_are_refused() -> None:
     rows = refusal_of(Squeeze())
     assert [row.split()[1] for row in rows] == ["Sigmoid", "mul"]
-    assert "mul(model_conv, model_gate_1) is no layer that folds. Write it with modules" in rows[1]
+    assert "mul(model_conv, model_gate_1) does not fold. Write it with modules" in rows[1]
 
 
 def test_what_a_model_must_be() -> None:
@@ -308,7 +308,7 @@ def test_before_and_behind(neighbour: nn.Module) -> None:
     behind = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), conv, neighbour, *through, nn.PReLU())
     twin = cl.convert(behind, SHAPE)
     assert replaced(twin) == ["1"]
-    assert twin.conversion.changes[7].reason == f"behind {name} 3"
+    assert twin.conversion.changes[7].reason == f"after {name} 3"
 
 
 def test_by_name() -> None:
@@ -347,7 +347,7 @@ def test_wrong_choices() -> None:
         return lambda: cl.convert(model, SHAPE, keep=keep)
 
     assert_says(converting("pool"), "convert(keep=...)", 'Did you mean "pooling"?', "'pool'")
-    assert_says(converting("0.0.2"), "One path is a list too: keep=['0.0.2']")
+    assert_says(converting("0.0.2"), "Put a single path into a list: keep=['0.0.2']")
     for wrong in (["0.0.3"], ["0.0.22"], None, 3, b"all", [1], True):
         assert_says(converting(wrong), "a list of paths of rectifiers", "are 0.0.2, 0.0.5, 0.1.2")
     plain = nn.Sequential(nn.Conv2d(3, 4, 3))
@@ -395,7 +395,7 @@ def test_a_map_that_is_overwritten_by_another_name_is_refused(function: Any) -> 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(function(self, self.conv(x)))
 
-    with pytest.raises(cl.ConformalError, match="one that works in place"):
+    with pytest.raises(cl.ConformalError, match="an in-place layer"):
         cl.convert(Net(), (2, 5), keep="all")
 
 

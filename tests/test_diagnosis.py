@@ -385,7 +385,13 @@ def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
 
 
 ALONE = [  # exactly one warning: its kind, its paths, and pieces of its text
-    (lambda: healthy(pool=lambda: cl.AvgPool2d(2)), "no map", ("",), "odd in x", "conformal-layers.md"),
+    (
+        lambda: healthy(pool=lambda: cl.AvgPool2d(2)),
+        "no map",
+        ("",),
+        "odd in x",
+        "conformal-layers.md",
+    ),
     (lambda: healthy(offset=None), "offset", ("",), "contrast", 'offset="learned"'),
     (lambda: healthy(offset=1e-5), "offset", ("",), "Scale the inputs down"),
     (
@@ -401,7 +407,7 @@ ALONE = [  # exactly one warning: its kind, its paths, and pieces of its text
     (lambda: broken("1.running_var", torch.inf), "non-finite", ("1",), "in 1.running_var;"),
     (
         lambda: cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5),
-        *("non-finite", ("10",), "NaN or infinity behind this Scale"),
+        *("non-finite", ("10",), "NaN or infinity after this Scale"),
     ),
     (lambda: dead(3), "dead", ("1",), "3 of 8 channels"),
 ]
@@ -429,11 +435,11 @@ AMONG = [  # a mistake that has consequences, which have warnings too
     (lambda: healthy(offset=300.0), "offset", "model", "all points are short"),
     (
         lambda: healthy(respro=lambda: cl.ReSPro(1000.0)),
-        *("alpha too large", "2", "alpha 1e+03", "root mean square that arrives"),
+        *("alpha too large", "2", "alpha 1e+03", "root mean square of its input"),
     ),
     (
         lambda: healthy(respro=lambda: cl.ReSPro(1000.0, projective=True)),
-        *("alpha too large", "2", "alpha 1e+03", "root mean square that arrives"),
+        *("alpha too large", "2", "alpha 1e+03", "root mean square of its input"),
     ),
     (lambda: deep(None, 8), "alpha too large", "", "more: ", '"spectral"'),
     (lambda: deep("spectral", 8), "alpha too large", "", "Train a few steps"),

@@ -164,8 +164,8 @@ def test_model_is_left_as_it_is_and_evaluated() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top": 0}, "a whole number > 0, got 0"),
-        ({"top": True}, "a whole number > 0, got True"),
+        ({"top": 0}, "an integer > 0, got 0"),
+        ({"top": True}, "an integer > 0, got True"),
         ({"input_shape": (2, 0, 7)}, r"inspect\(input_shape=...\)"),
         ({"model": nn.Linear(3, 2), "input_shape": (3,)}, "ConformalLayers"),
         (

@@ -133,7 +133,7 @@ def test_threads_share_a_session(engine: str) -> None:
     ("arguments", "message"),
     [
         ({"engine": "tvm"}, "expected one of auto, onnxruntime, torch, numpy, got 'tvm'"),
-        ({"threads": 0}, "expected a whole number > 0, got 0"),
+        ({"threads": 0}, "expected an integer > 0, got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

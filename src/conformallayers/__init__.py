@@ -1,4 +1,4 @@
-"""ConformalLayers: networks whose non-linear layers are associative, and fold into one.
+"""ConformalLayers: train deep, run shallow, with the same numbers.
 
     import conformallayers as cl
     model = cl.ConformalLayers(cl.Conv2d(3, 32, 3), cl.ReSPro(), cl.AvgPool2d(2))
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "1.0.0rc1"
 
 # The public names of each module.
 _NAMES = {

@@ -65,8 +65,8 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
 
     Linear layers, normalisation, pooling, sums and concatenations stay what they are, in a
     :class:`ConformalLayers` with ``offset="learned"`` and ``unit="rms"``. Rectifiers stay as ends of stages where
-    ``keep`` says so; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, everything behind the
-    last layer of maps once samples are vectors, stays a plain ``nn.Sequential`` behind the division.
+    ``keep`` says so; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, everything after the
+    last layer of maps once samples are vectors, stays a plain ``nn.Sequential`` after the division.
 
     Weights are copied, numbers are not all kept. A point is x/t with ``t = √(mean x² + offset²)``. Biases and BatchNorms act
     on the point exactly, and rectifiers and pooling commute with the division, so that with ``keep="all"`` the twin of
@@ -77,7 +77,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         model: an ``nn.Sequential`` or any module that torch.fx can trace, with one input and one output, in any mode.
             Its twin has the graph of evaluation mode, and the mode, dtype and device of the model.
         input_shape: of one sample, without the batch axis.
-        keep: the rectifiers that stay: ``"all"``; ``"pooling"``, those next to a pooling or a layer with stride, before or behind
+        keep: the rectifiers that stay: ``"all"``; ``"pooling"``, those next to a pooling or a layer with stride, before or after
             it, with only normalisation or dropout between; ``"none"``; or a list of paths of modules. Functions and second calls
             of a module have the name that ``conversion`` shows.
 
@@ -97,12 +97,12 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         path  type       what                why
         ----  ---------  ------------------  ------------------------------
         0     Conv2d     kept                affine
-        1     ReLU       replaced by ReSPro  no pooling or stride beside it
+        1     ReLU       replaced by ReSPro  not next to a pooling or stride
         2     Conv2d     kept                affine
         3     ReLU       kept                before MaxPool2d 4
         4     MaxPool2d  kept                homogeneous
-        5     Flatten    kept in the head    behind the division
-        6     Linear     kept in the head    behind the division
+        5     Flatten    kept in the head    after the division
+        6     Linear     kept in the head    after the division
     """
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
@@ -110,7 +110,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         graph = capture(model, shape, where="convert")
         if graph.parts:
             remedy = "Convert the plain part alone, or train it as it is."
-            raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
+            raise refusal(where, "a plain model", "a model with ConformalLayers", remedy)
         return _Twin(where, model, graph, keep).build()
 
 
@@ -119,9 +119,9 @@ class _Twin:
 
     def __init__(self, where: str, model: nn.Module, graph: Graph, keep: Keep) -> None:
         if graph.output == INPUT or graph.nodes[graph.output].shape is None:
-            expected = "a model of layers that returns one batch"
+            expected = "a model that returns one batch"
             remedy = "Return the scores alone, or convert the part of the model that computes them."
-            raise refusal(where, expected, "another one", remedy)
+            raise refusal(where, expected, "another output", remedy)
         self.model, self.graph = model, graph
         copied = dict(copy.deepcopy(model).named_modules())
         self.modules = [_trainable(node, copied, model.training) for node in graph.nodes]
@@ -167,7 +167,7 @@ class _Twin:
             kind = _kind(node)
             action, reason = "kept", str(node.kind)
             if number >= self.head:
-                action, reason = "kept in the head", "behind the division"
+                action, reason = "kept in the head", "after the division"
             elif number in self.chosen:
                 kept, reason = self.chosen[number]
                 action = "kept" if kept else "replaced by ReSPro"
@@ -231,9 +231,7 @@ def _problem(node: Node) -> str | None:
     if node.kind != "other":
         return None
     if isinstance(module, (fx.GraphModule, Permute, Product)):
-        return (
-            f"{node.call} is no layer that folds. Write it with modules, or put it into the head."
-        )
+        return f"{node.call} does not fold. Write it with modules, or put it into the head."
     spec = find_spec(module)
     found = None if spec is None else spec.problem(module)
     return found or suggestion(type(module))
@@ -269,7 +267,7 @@ def _checked_keep(keep: Any, graph: Graph) -> str | tuple[str, ...]:
     if isinstance(keep, str):
         if keep in _CHOICES:
             return keep
-        remedy = f"One path is a list too: keep=[{keep!r}].{suggest(keep, _CHOICES)}"
+        remedy = f"Put a single path into a list: keep=[{keep!r}].{suggest(keep, _CHOICES)}"
         raise refusal(where, expected, repr(keep), remedy)
     paths = tuple(keep) if isinstance(keep, (list, tuple, set)) else (keep,)
     rectifiers = [node for node in graph.nodes if isinstance(node.module, _RECTIFIERS)]
@@ -289,7 +287,7 @@ def _chosen(graph: Graph, keep: str | tuple[str, ...], head: int) -> dict[int, t
             continue
         if keep == "pooling":
             beside = _beside(graph, number)
-            found[number] = beside is not None, beside or "no pooling or stride beside it"
+            found[number] = beside is not None, beside or "not next to a pooling or stride"
         elif isinstance(keep, str):
             found[number] = keep == "all", f'keep="{keep}"'
         else:
@@ -303,7 +301,7 @@ def _beside(graph: Graph, number: int) -> str | None:
     nodes = graph.nodes
     after = _reached(graph, number, lambda n: [m for m in graph.readers[n] if m < len(nodes)])
     before = _reached(graph, number, lambda n: [m for m in nodes[n].sources if m != INPUT])
-    for word, found in (("before", after), ("behind", before)):
+    for word, found in (("before", after), ("after", before)):
         if found is not None:
             kind = f"{found.call} " if found.path else ""
             return f"{word} {kind}{found.name}"

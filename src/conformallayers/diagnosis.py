@@ -87,8 +87,8 @@ class PartHealth(Printed):
 
     def _blocks(self) -> Iterator[Block]:
         yield (
-            f"{self.path or 'model'}: unit {self.unit}, offset {self.offset:.3g}, inputs of length "
-            f"{self.entering:.3g}, entries of outputs {self.leaving:.3g}"
+            f"{self.path or 'model'}: unit {self.unit}, offset {self.offset:.3g}, input length "
+            f"{self.entering:.3g}, output entries {self.leaving:.3g}"
         )
         header = ["path", "kind", "output", "length"]
         header += ["alpha", "arriving", "added to t", "dead", "variance"]
@@ -185,7 +185,7 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
         >>> layers = cl.AvgPool2d(2), cl.ReSPro(100.0, projective=True), nn.LPPool2d(2, 2)
         >>> model = cl.ConformalLayers(*layers, offset=1.0, unit="rms")
         >>> print(cl.diagnose(model, torch.ones(2, 1, 8, 8)))
-        model: unit rms, offset 1, inputs of length 1, entries of outputs 0.0283
+        model: unit rms, offset 1, input length 1, output entries 0.0283
         path  kind       output     length  alpha  arriving  added to t    dead
         ----  ---------  ---------  ------  -----  --------  ----------  ------
         0     AvgPool2d  (1, 4, 4)   0.707
@@ -193,14 +193,14 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
         2     LPPool2d   (1, 2, 2)  0.0283                               0 of 1
         <BLANKLINE>
         1 warning on 2 samples
-        1: adds 0.005 % of t: alpha 100, points of length 0.707; it does no more than multiply all points by one number. Set alpha to about 0.71, the root mean square that arrives: docs/training.md.
+        1: adds 0.005 % of t: alpha 100, points of length 0.707; it only multiplies all points by one factor. Set alpha to about 0.71, the root mean square of its input: docs/training.md.
     """
     _check(x)
     with torch.no_grad(), torch.random.fork_rng(), ignored_warnings():
         graph = capture(model, tuple(x.shape[1:]), where="diagnose", keep_hooks=True)
         if not graph.parts:
             expected = "a model that runs a cl.ConformalLayers"
-            got, remedy = type(model).__name__, "Other layers are not looked at."
+            got, remedy = type(model).__name__, "Only ConformalLayers are measured."
             raise refusal("diagnose(model)", expected, got, remedy)
         broken = tuple(_non_finite(model))
         if broken:  # nothing that depends on them can be measured
@@ -321,16 +321,16 @@ def _warnings(graph: Graph, parts: tuple[PartHealth, ...], y: Any) -> list[Healt
     """Return all warnings; those of one part that differ in numbers alone are one."""
     warnings = [warning for part in parts for warning in _merged(_of_part(part))]
     if not any(node.kind == "homogeneous" for node in graph.nodes[: graph.parts[-1].leave]):
-        why = "what leaves is odd in x but for its length, so that average pooling cancels it"
-        remedy = "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: docs/conformal-layers.md."
+        why = "the direction of its output is odd in x, so average pooling cancels it"
+        remedy = "Rectify between the layers, with nn.LPPool2d(2, k) instead of average pooling: docs/conformal-layers.md."
         paths = tuple(part.path for part in parts)
         warnings.append(HealthWarning("no map", paths, "no homogeneous map", why, remedy))
     outputs = [leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)]
     finite = all(bool(output.isfinite().all()) for output in outputs)
     if not finite and "non-finite" not in {warning.kind for warning in warnings}:
         seen = "NaN or infinity in the output"
-        why = "a loss of it is NaN, and so are all gradients"
-        remedy = "Look at the layers outside of ConformalLayers: all weights and all points inside are finite."
+        why = "the loss is NaN, and so are all gradients"
+        remedy = "Check the layers outside of ConformalLayers: all weights and all points inside are finite."
         warnings.append(HealthWarning("non-finite", ("",), seen, why, remedy))
     return warnings
 
@@ -358,8 +358,8 @@ def _of_part(part: PartHealth) -> Iterator[HealthWarning]:
     yield from _of_embedding(part)
     for layer in part.layers:
         if not layer.finite:
-            seen = f"NaN or infinity behind this {layer.kind}"
-            why = "everything behind it is NaN, and so are all gradients"
+            seen = f"NaN or infinity after this {layer.kind}"
+            why = "all later values are NaN, and so are all gradients"
             remedy = "Its weights are finite: scale its inputs or its weights down."
             yield HealthWarning("non-finite", (layer.path,), seen, why, remedy)
             return  # all numbers behind it mean nothing
@@ -375,17 +375,17 @@ def _of_lengths(part: PartHealth) -> Iterator[HealthWarning]:
     for layer in part.layers:
         if _LENGTHS[0] <= layer.length <= _LENGTHS[1]:
             continue
-        seen = f"points of length {layer.length:.2g} behind this {layer.kind}"
+        seen = f"points of length {layer.length:.2g} after this {layer.kind}"
         why = "gradients are of another order of magnitude than the weights"
-        kind, remedy = "exploding", "Scale its weights down, or put a BatchNorm behind it."
+        kind, remedy = "exploding", "Scale its weights down, or put a BatchNorm after it."
         if layer.length < _LENGTHS[0]:
             kind = "vanishing"
             remedy = 'Use alpha="spectral", unit="rms" or a cl.Scale before it: docs/training.md.'
         yield HealthWarning(kind, (layer.path,), seen, why, remedy)
         return
     if part.leaving < _ENTRIES:
-        seen = f"entries of {part.leaving:.2g} leave this ConformalLayers"
-        why = "the head behind it learns slowly from such small features"
+        seen = f"output entries of {part.leaving:.2g}"
+        why = "the head learns slowly from such small features"
         remedy = 'End it with cl.Scale(100.0), or use unit="rms": docs/training.md.'
         yield HealthWarning("small features", (part.path,), seen, why, remedy)
 
@@ -398,10 +398,10 @@ def _of_activation(
     if _ADDED[0] <= added <= _ADDED[1] or arriving == 0:
         return
     name = "root mean square" if unit == "rms" else "norm"
-    remedy = f"Set alpha to about {arriving:.2g}, the {name} that arrives"
-    kind, why = "alpha too large", "it does no more than multiply all points by one number"
+    remedy = f"Set alpha to about {arriving:.2g}, the {name} of its input"
+    kind, why = "alpha too large", "it only multiplies all points by one factor"
     if added > _ADDED[1]:
-        kind, why = "alpha too small", "t is this energy alone: longer points come out shorter"
+        kind, why = "alpha too small", "this energy dominates t: longer points come out shorter"
         if not module.on_points:  # its energy grows with t, whatever alpha is
             remedy = "Use projective=True or a larger alpha, and no bias before it"
     elif module.alpha == "young":
@@ -431,8 +431,8 @@ def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
     if layer.dead < limit * layer.channels:
         return
     channels = f"{layer.dead} of {layer.channels} channels"
-    seen = f"{channels} are zero in all samples behind this {layer.kind}"
-    why = "these channels learn no more, and cost as much as the others"
+    seen = f"{channels} are zero in all samples after this {layer.kind}"
+    why = "these channels have stopped learning, but cost as much as the others"
     if layer.dead == layer.channels:
         why = "no gradient reaches the stage before it"
     remedy = "Rectify with nn.LPPool2d(2, k) or cl.Abs, which pass both signs, use bias=False, or lower the learning rate."
@@ -451,10 +451,10 @@ def _of_embedding(part: PartHealth) -> Iterator[HealthWarning]:
         why = "all points are short, and every activation is close to a constant factor"
         remedy = f"Use an offset of about {near}, or scale the inputs up."
     elif blind and part.offset < low and maps:
-        why = "the contrast of an input does not reach the output"
+        why = "the output does not depend on the contrast of the input"
         remedy = f"Scale the inputs down, or use an offset near {near}: docs/conformal-layers.md."
         if not part.offset:
-            seen = "no offset, and no activation as published"
+            seen = "no offset, and no activation of the published form"
             remedy = f'Use offset="learned", or a number near {near}: docs/conformal-layers.md.'
     else:
         return

@@ -72,7 +72,7 @@ def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> Non
 
 
 def channels_last(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Check whether a sample has the expected shape with its channels behind the other axes."""
+    """Check whether a sample has the expected shape with its channels after the other axes."""
     first, rest = tuple(expected[:1]), tuple(expected[1:])
     return bool(rest) and tuple(shape) == (*rest, *first) != tuple(expected)
 
@@ -88,9 +88,9 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_count(where: str, value: object, remedy: str) -> None:
-    """Refuse a value that is not a whole number > 0."""
+    """Refuse a value that is not an integer > 0."""
     if not is_whole(value) or value < 1:
-        raise refusal(where, "a whole number > 0", repr(value), remedy)
+        raise refusal(where, "an integer > 0", repr(value), remedy)
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
@@ -106,7 +106,7 @@ def shape_text(shape: Sequence[int]) -> str:
 def checked_shape(shape: object, where: str) -> tuple[int, ...]:
     """Return ``input_shape`` (no batch axis) as a tuple of positive ints, or refuse it."""
     remedy = "Give the shape of one sample without the batch axis, for example (3, 32, 32)."
-    expected = "a non-empty tuple of positive whole numbers"
+    expected = "a non-empty tuple of positive integers"
     if isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
         shown = f"a {type(shape).__name__}" if hasattr(shape, "shape") else repr(shape)
         raise refusal(where, expected, shown, remedy)

@@ -112,7 +112,7 @@ def _check(model: object, kind: object, width: object) -> None:
         raise refusal("expand(model)", "an nn.Module", type(model).__name__, "Pass the model.")
     if any(isinstance(module, Expanded) for module in model.modules()):
         remedy = "Expand the plain model: cl.expand(cl.collapse(model), ...)."
-        raise refusal("expand(model)", "a plain model", "one with expanded layers", remedy)
+        raise refusal("expand(model)", "a plain model", "an expanded one", remedy)
     if kind not in KINDS and (isinstance(kind, str) or not callable(kind)):
         expected = f"one of {', '.join(KINDS)}, or a function of a layer"
         remedy = f"Leave it out for chain+branches.{suggest(str(kind), KINDS)}"
@@ -162,6 +162,6 @@ def _terms(layer: Any, kind: Any, width: float) -> Callable[[tuple[int, ...]], l
     if not isinstance(made, Tensor) or made.shape != weight.shape:
         expected = f"a module that returns a tensor of shape {shape_text(weight.shape)}"
         got = f"shape {shape_text(made.shape)}" if isinstance(made, Tensor) else repr(made)[:80]
-        remedy = "It is called without arguments, and added to the weight."
+        remedy = "It is called without arguments; its result is added to the weight."
         raise refusal(f"expand(kind=...) of {layer}", expected, got, remedy)
     return lambda _: [term]

@@ -70,7 +70,7 @@ class Form:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part(Printed):
-    """One ConformalLayers of a model with the linear layers behind it, or one of its stages.
+    """One ConformalLayers of a model with the linear layers after it, or one of its stages.
 
     A published network has the denominator ``D = t + xᵀ Q x``, where t = ‖x‖ is the coordinate that the
     embedding gives x; others have one Q for each activation and the recurrence of their formulas.

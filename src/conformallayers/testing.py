@@ -138,7 +138,7 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
 def assert_homogeneous(module: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> None:
     """Assert that a module is positively homogeneous and does not mix samples, and that its bound holds.
 
-    Use it before :func:`conformallayers.register_homogeneous` on a map of your own, and behind it to
+    Use it before :func:`conformallayers.register_homogeneous` on a map of your own, and after it to
     check the bound too.
 
     Args:

@@ -194,5 +194,5 @@ def test_a_full_disk_leaves_the_old_file(path: Path) -> None:
 def test_a_loaded_fold_says_that_its_regions_are_not_known(path: Path) -> None:
     folded = cl.fold(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), (2, 8, 8))
     cl.save(folded, path)
-    assert "regions of affine layers" in str(cl.load(path).explain())
-    assert "regions of affine layers" not in str(folded.explain())
+    assert "affine regions" in str(cl.load(path).explain())
+    assert "affine regions" not in str(folded.explain())

@@ -237,7 +237,7 @@ def viewed_before(model: Any, y: Tensor) -> Tensor:
 def test_functions_in_place_on_a_value_that_is_read_again_are_refused(
     function: Callable[[Any, Tensor], Tensor],
 ) -> None:
-    with pytest.raises(cl.ConformalError, match=r"got one that works in place\. Use inplace=False"):
+    with pytest.raises(cl.ConformalError, match=r"got an in-place layer\. Use inplace=False"):
         cl.fold(Model(function), SHAPE)
 
 

@@ -92,8 +92,8 @@ def test_dropout_trains_and_vanishes(name: str) -> None:
     [
         ({"dropout": -0.1}, "dropout: expected a number from 0 to below 1"),
         ({"dropout": "much"}, "dropout: expected a number from 0 to below 1"),
-        ({"hidden": 0}, "hidden: expected a whole number > 0"),
-        ({"hidden": 2.5}, "hidden: expected a whole number > 0"),
+        ({"hidden": 0}, "hidden: expected an integer > 0"),
+        ({"hidden": 2.5}, "hidden: expected an integer > 0"),
     ],
 )
 def test_wrong_arguments_are_refused(options: Any, message: str) -> None:

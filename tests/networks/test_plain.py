@@ -30,5 +30,5 @@ def test_mlp_costs_as_much_as_lenet() -> None:
 
 
 def test_a_hidden_layer_has_a_width() -> None:
-    with pytest.raises(cl.ConformalError, match="hidden: expected a whole number > 0, got 0"):
+    with pytest.raises(cl.ConformalError, match="hidden: expected an integer > 0, got 0"):
         cl.networks.MLP(0)

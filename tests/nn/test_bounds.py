@@ -72,7 +72,7 @@ def test_interpolation_is_bounded_by_its_matrix(sizes, mode, scale) -> None:
     "options", [{"scale_factor": 1.5}, {"size": 4}, {"scale_factor": 2, "mode": "bicubic"}]
 )
 def test_interpolation_without_a_simple_bound_is_refused(options) -> None:
-    with pytest.raises(cl.ConformalError, match="whole scale_factor, got mode="):
+    with pytest.raises(cl.ConformalError, match="integer scale_factor, got mode="):
         cl.ConformalLayers(nn.Upsample(**options))
 
 

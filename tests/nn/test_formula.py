@@ -70,7 +70,7 @@ def test_a_text_is_read_as_it_was_written(formula: Formula) -> None:
     ],
 )
 def test_other_texts_are_no_formulas(text: str) -> None:
-    with pytest.raises(ValueError, match="is no formula"):
+    with pytest.raises(ValueError, match="is not a formula"):
         parse(text)
 
 

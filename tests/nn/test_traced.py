@@ -91,7 +91,7 @@ def test_a_container_is_no_layer_of_a_graph() -> None:
 def test_a_spectral_activation_stands_once_in_a_traced_module_too() -> None:
     block = Block()
     block.activation = cl.ReSPro("spectral")
-    with pytest.raises(cl.ConformalError, match="of its own"):
+    with pytest.raises(cl.ConformalError, match="used twice"):
         cl.ConformalLayers(cl.Traced(block))
 
 

@@ -66,7 +66,7 @@ def test_functions_that_round_by_the_runtime_are_refused_between_layers(
     layers: list[nn.Module], got: str
 ) -> None:
     folded = cl.fold(nn.Sequential(*layers), (1, 8, 8))
-    words = f"got {got} in front of other layers", "it may stay at the end"
+    words = f"got {got} before other layers", "it may stay at the end"
     assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), *words)
 
 

@@ -90,7 +90,7 @@ def build_app() -> "App":
 
     app = App(
         name="conformallayers",
-        help="Networks whose non-linear layers are associative, and fold into one.",
+        help="Train deep, run shallow: train, fold, measure, quantise and export networks.",
         version=__version__,
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(consume_multiple=True, negative_iterable=""),

@@ -20,7 +20,7 @@ from ..lab.options import (
 )
 from .models import Flat
 
-experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
+experiment = App(name="experiment", help="Run the experiments; interrupted ones continue.")
 
 
 def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20) -> None:
@@ -65,9 +65,9 @@ _EXPERIMENTS: dict[int, tuple[str, Any, str]] = {
     2: ("accuracy", AccuracyOptions, "Train Table II: LeNet and LeNetCL."),
     3: ("depth", DepthOptions, "Time DkNet and both paths of DkNetCL against depth."),
     4: ("batchsize", BatchOptions, "Measure time and memory of D3ModNet and D3ModNetCL."),
-    5: ("cost", CostOptions, "Train networks with stages and others: accuracy against cost."),
+    5: ("cost", CostOptions, "Train networks plain and expanded: accuracy against cost."),
     6: ("robustness", RobustnessOptions, "Measure networks of experiment 5 on corrupted images."),
-    7: ("expansion", ExpansionOptions, "Compare ways to expand networks on held-out images."),
+    7: ("expansion", ExpansionOptions, "Compare ways to expand networks on validation images."),
 }
 
 

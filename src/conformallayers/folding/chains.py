@@ -214,9 +214,9 @@ def worth_merging(links: Sequence[Link], one: Link) -> str | None:
 def _dearer(one: Cost, apart: Cost) -> str | None:
     """Return why one operation costs more than several; None if it does not."""
     if one.work > apart.work:
-        return f"one would take {count(one.work)} multiply-adds instead of {count(apart.work)}"
+        return f"merged, they would take {count(one.work)} multiply-adds instead of {count(apart.work)}"
     if one.total > apart.total:
-        return f"one would have {count(one.weights)} weights instead of {count(apart.weights)}"
+        return f"merged, they would have {count(one.weights)} weights instead of {count(apart.weights)}"
     return None
 
 

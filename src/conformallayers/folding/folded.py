@@ -168,7 +168,7 @@ def _totals(regions: Sequence[Region], alone: int) -> str:
         for costs in zip(*((r.cost_before, r.cost_after) for r in regions), strict=True)
     )
     work, weights = _change(before.work, after.work), _change(before.stored, after.stored)
-    return f"{len(regions)} regions{kept}: {work} multiply-adds, {weights} weights"
+    return f"{len(regions)} region{'s' * (len(regions) > 1)}{kept}: {work} multiply-adds, {weights} weights"
 
 
 class Folded(RecipeModule):
@@ -246,7 +246,7 @@ class Folded(RecipeModule):
         """
         sizes = _size_sentence(self.recipe)
         if self.regions is None:
-            sizes += " A fold from a file or in int8 does not know its regions of affine layers."
+            sizes += " A loaded or quantised fold does not record its affine regions."
         return Explanation(self.plans, self.regions or (), sizes, details)
 
     def forward(self, x: Tensor) -> Tensor:

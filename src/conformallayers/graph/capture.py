@@ -114,8 +114,8 @@ class _Recorder(Runner):
             if read_later and versions != self.versions[source]:
                 raise refusal(
                     call_text(node),
-                    "a layer that changes no value which is read again",
-                    "one that works in place",
+                    "a layer that does not overwrite a value that is read again",
+                    "an in-place layer",
                     "Use inplace=False, or a function that returns a new value.",
                 )
             self.versions[source] = versions
@@ -293,8 +293,8 @@ class _Reader:
             # Rows that are not samples, such as the frames of videos, are embedded by themselves.
             row = before.row if isinstance(before, _Mixed) else getattr(before, "shape", None)
             if row is None:
-                expected, remedy = "rows of one shape", "Keep the batch axis first."
-                raise refusal(f"ConformalLayers at {path}", expected, "others", remedy)
+                expected, remedy = "a batch of samples", "Keep the batch axis first."
+                raise refusal(f"ConformalLayers at {path}", expected, "another shape", remedy)
             return self.nodes.add_container(path, module, self.numbers[source], row)
         if not isinstance(source, fx.Node) or not isinstance(before, Batch):
             return self._call(node)
@@ -324,7 +324,7 @@ class _Reader:
         """Append the last node of a model with several outputs: what it returns."""
         module, sources = self._single(node, lambda _, copied: fx.node.map_arg(result, copied))
         if not sources:
-            expected, got = "a model that returns tensors of its input", type(result).__name__
+            expected, got = "a model whose outputs depend on its input", type(result).__name__
             raise refusal("fold(model)", expected, got, ONE_BY_ONE)
         name = self.nodes.of_function("output")
         return self.nodes.append(Node(name, "other", module, sources, None, None, "", "return"))

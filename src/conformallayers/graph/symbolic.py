@@ -53,7 +53,7 @@ def traced(where: str, root: OneInput, sample: Tensor) -> tuple[fx.GraphModule, 
         expected = "a model that torch.fx can trace"
         raise refusal(where, expected, cause_line(error), ONE_BY_ONE) from error
     if not torch.equal(torch.get_rng_state(), random):
-        expected, got = "a model without chance", "random numbers drawn in forward"
+        expected, got = "a deterministic model", "random numbers drawn in forward"
         remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
         raise refusal(where, expected, got, remedy)
     for node in graph.nodes:

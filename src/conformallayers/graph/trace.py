@@ -169,7 +169,7 @@ def _passed(
         alpha = _number(module.resolve(own, first.base / unit), path, module)
         if not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
             expected = f"alpha in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]"
-            remedy = "Scale the weights before it, or look for a huge log_factor."
+            remedy = "Scale the weights before it, or check log_factor."
             raise refusal_at(path, module, expected, f"{alpha:g}", remedy)
         return own, alpha, _Place(unit, unit, number)
     own = _number(spec_of(path, module).bound(module, shape), path, module)
@@ -187,7 +187,7 @@ def trace_layers(container: ConformalSequential, input_shape: Shape) -> Trace:
 def _number(value: Scalar, path: str, module: nn.Module) -> float:
     number = float(value)
     if not math.isfinite(number) or number < 0:
-        remedy = "Look for NaN, infinity or a huge log_factor among its weights."
+        remedy = "Check its weights for NaN, infinity or a huge log_factor."
         raise refusal_at(path, module, "a finite bound >= 0", f"{number}", remedy)
     return number
 

@@ -17,7 +17,7 @@ from .training import run_folder
 from .training.evaluate import DATA, fold_accuracy
 from .training.saved_models import load_model
 
-_ONLY_CLASSES = "Every image gets one of these classes, also one that shows something else."
+_ONLY_CLASSES = "Every image gets one of these classes, even if it shows something else."
 # The images that networks of a data set are for.
 LIMITS = {
     "digits": "One handwritten digit, light on black, scaled to 8×8. With 450 test images the "

@@ -3,7 +3,7 @@
 All take images of shape 3×32×32. The convolutions of the ReLU networks have biases, those of the
 conformal networks have none. Every class takes ``num_classes``, ``device`` and ``dtype``. The
 conformal networks also take ``alpha`` and ``projective``, the options of every :class:`ReSPro`, and
-``gain``, the initial value of a learned factor behind the conformal part, whose output is small
+``gain``, the initial value of a learned factor after the conformal part, whose output is small
 (of norm 1 at most in the projective form). ``save_pretrained`` and ``from_pretrained`` save to and
 load from a folder or the Hub, see ``docs/deploy.md``.
 """
@@ -42,7 +42,7 @@ def _layers(
 def _conformal(
     layers: Sequence[nn.Module], gain: float | None, factory: dict[str, Any]
 ) -> ConformalLayers:
-    """Chain layers, with a learned factor behind them if there is a gain."""
+    """Chain layers, with a learned factor after them if there is a gain."""
     return ConformalLayers(*layers, *([] if gain is None else [Scale(gain, **factory)]))
 
 
@@ -98,7 +98,7 @@ class BaseReSProNet(Network):
         pool_stride: as in BaseLinearNet.
         hidden: as in BaseReLUNet.
         alpha, projective: options of the activation.
-        gain: initial value of a learned factor behind it; None means no factor.
+        gain: initial value of a learned factor after it; None means no factor.
 
     Examples:
         >>> import torch
@@ -164,7 +164,7 @@ class LeNetCL(Network):
 
     Args:
         alpha, projective: options of the activations.
-        gain: initial value of a learned factor behind them; None means no factor.
+        gain: initial value of a learned factor after them; None means no factor.
         hidden, dropout: as in LeNet.
 
     Examples:
@@ -215,7 +215,7 @@ class DkNetCL(Network):
         depth: number of convolutions, k in the paper.
         hidden: width of a linear layer before the last one; None means no such layer.
         alpha, projective: options of the activations.
-        gain: initial value of a learned factor behind them; None means no factor.
+        gain: initial value of a learned factor after them; None means no factor.
 
     Examples:
         >>> import torch
@@ -255,7 +255,7 @@ class D3ModNetCL(Network):
 
     Args:
         alpha, projective: options of the activations.
-        gain: initial value of a learned factor behind them; None means no factor.
+        gain: initial value of a learned factor after them; None means no factor.
 
     Examples:
         >>> import torch

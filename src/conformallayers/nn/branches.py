@@ -241,11 +241,11 @@ class Split(Composite):
         many = isinstance(sizes, Sequence) and len(sizes) > 0
         if not many or not all(is_whole(n) and n > 0 for n in sizes):
             remedy = "Give the number of channels of each group."
-            raise refusal("Split(sizes=...)", "whole numbers > 0", repr(sizes), remedy)
+            raise refusal("Split(sizes=...)", "integers > 0", repr(sizes), remedy)
         self.sizes = tuple(sizes)
         self.groups = nn.ModuleList(checked_module("Split", module) for module in modules)
         if len(self.groups) != len(self.sizes):
-            expected, got = f"{len(self.sizes)} modules, one a group", str(len(self.groups))
+            expected, got = f"{len(self.sizes)} modules, one for each group", str(len(self.groups))
             raise refusal("Split(modules=...)", expected, got, "Use cl.Identity to keep a group.")
         self.join = Join("concatenate", disjoint=True)
 

@@ -127,7 +127,7 @@ class Formula:
         """Trace ``torch.sqrt(q)``, ``parameter * q`` and the like."""
         name = function.__name__.strip("_")
         if options or not (name in (*FUNCTIONS, "square", "pow") or name in _TENSOR_METHODS):
-            raise TypeError(f"{name} is none of + - * / and {', '.join(FUNCTIONS)}")
+            raise TypeError(f"{name} is not one of + - * / and {', '.join(FUNCTIONS)}")
         first, *others = args
         if name in _TENSOR_METHODS:
             return OPERATORS[_TENSOR_METHODS[name]](_formula(first), *others)
@@ -151,14 +151,14 @@ def parse(text: str) -> Formula:
     """Return the formula of a text.
 
     Raises:
-        ValueError: the text is no formula.
+        ValueError: the text is not a formula.
     """
     try:
         if len(text) > _LONGEST:
             raise ValueError("too long")
         return _read(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r:.60} is no formula") from error
+        raise ValueError(f"{text!r:.60} is not a formula") from error
 
 
 def _read(node: ast.expr) -> Formula:

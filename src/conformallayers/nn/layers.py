@@ -64,7 +64,7 @@ class Conv2d(nn.Conv2d):
     Arguments that are not listed are those of torch.nn.
 
     Args:
-        bias: add a bias to the point. A bias behind an activation ends the stage of a folded network.
+        bias: add a bias to the point. A bias after an activation ends the stage of a folded network.
 
     Examples:
         >>> Conv2d(3, 8, 1)(torch.rand(2, 3, 5, 5)).shape

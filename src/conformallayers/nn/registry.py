@@ -129,7 +129,7 @@ def _interpolates_linearly(module: Any) -> str | None:
     ):
         return None
     got = f"mode={module.mode!r}, scale_factor={module.scale_factor}"
-    return f"expected nearest neighbours with a whole scale_factor, got {got}. Use mode='bilinear'."
+    return f"expected nearest pixels with an integer scale_factor, got {got}. Use mode='bilinear'."
 
 
 def _one_without_copies(module: Any, shape: Shape) -> float | None:

@@ -192,9 +192,9 @@ class ConformalSequential(nn.Sequential):
         if len(set(spectral)) < len(spectral) or others & set(spectral):
             raise refusal(
                 f"ConformalLayers at position {name}",
-                f'a {type(spectral[0]).__name__}(alpha="spectral") of its own',
-                "one that stands elsewhere too",
-                "Make a second one: each keeps the norm of the layers before it.",
+                f'one place for each {type(spectral[0]).__name__}(alpha="spectral")',
+                "one that is used twice",
+                "Create a second one: each stores the norm of the layers before it.",
             )
 
     def _check_batch(self, input: Tensor) -> None:

@@ -58,7 +58,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     try:
         quantized = Quantizer(recipe, Calibration(recipe, folded.dtype, x)).quantized()
     except OverflowError as error:  # from calibration.py
-        remedy = "Scale the images to about 1 in front of the network, as x / 255."
+        remedy = "Scale the images to about 1 before the network, such as x / 255."
         raise refusal(_WHERE, "scales that 24 bits can hold", str(error), remedy) from None
     quantized.check_values()
     result = Folded(quantized, folded.dtype, folded.plans, folded.origin)
@@ -76,7 +76,7 @@ def _checked(folded: Any, images: Any) -> Tensor:
         remedy = "Fold with dtype=torch.float32."
         raise refusal(_WHERE, "a fold in float32 or float64", str(folded.dtype), remedy)
     if integer_values(folded.recipe.operations):
-        raise refusal(_WHERE, "a fold in floats", "one in int8", "Quantize the fold it came from.")
+        raise refusal(_WHERE, "a fold in floats", "one in int8", "Pass the original fold.")
     shape = f"(N, {', '.join(map(str, folded.input_shape))})"
     is_batch = isinstance(images, Tensor) and images.layout == torch.strided and len(images) > 0
     if not is_batch or images.shape[1:] != folded.input_shape or not images.is_floating_point():

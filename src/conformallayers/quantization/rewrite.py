@@ -108,7 +108,7 @@ class Quantizer:
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
         if isinstance(op, layer.Call):
-            raise _refusal(op.what, "Fold the layers before it, and run it behind the fold.")
+            raise _refusal(op.what, "Fold the layers before it, and run it after the fold.")
         if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
             raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         options = dict(op.settings())
@@ -175,7 +175,7 @@ class Quantizer:
     def addend(self, held: Number) -> dict[str, Any]:
         """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
         if held.inexact is not None:
-            got = f"{held.inexact} in front of other layers"
+            got = f"{held.inexact} before other layers"
             remedy = "Use Conv, ReLU, LeakyReLU or nearest upsampling; it may stay at the end."
             raise _refusal(got, remedy)
         if held.addend is None:

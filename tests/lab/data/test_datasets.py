@@ -94,7 +94,7 @@ def test_options_of_a_run_follow_from_the_data(tmp_path: Path) -> None:
     assert found.name == str(tmp_path)
     expected = {"classes": 2, "labels": ["cat", "dog"], "in_shape": [3, 8, 10]}
     assert found.options == {**expected, "pictures": found.pictures}
-    assert_says(lambda: load("digits", size="8"), "train --size: expected it for a folder")
+    assert_says(lambda: load("digits", size="8"), "train --size: expected a folder of pictures")
     images, labels = torch.zeros(2, 1, 40, 33, dtype=torch.uint8), torch.tensor([0, 1])
     data = Dataset("own", images, labels, images, labels, 2, ("a", "b"))
     assert data.options["in_shape"] == [1, 40, 33]

@@ -112,7 +112,7 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
     parts = (
         "got 4 that cannot: ",
         "0.png (a damaged image",
-        "1.jpg (no image of",
+        "1.jpg (not an image of",
         "gone.png (Too many levels",
     )
     assert_says(lambda: found.read(SHAPE), *parts, r"new\nline.png")

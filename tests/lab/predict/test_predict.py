@@ -78,8 +78,8 @@ def bomb() -> bytes:
 
 
 FAULTS: dict[str, tuple[bytes, str]] = {
-    "empty.png": (b"", "no image of PNG"),
-    "text.png": (b"I am no picture.\n" * 9, "no image of PNG"),
+    "empty.png": (b"", "not an image of PNG"),
+    "text.png": (b"I am no picture.\n" * 9, "not an image of PNG"),
     "cut.png": (image_bytes(Image.fromarray(pixels(8, 8)))[:60], "a damaged image|no image"),
     "cut.jpg": (image_bytes(Image.fromarray(pixels(8, 8)), "JPEG")[:-40], "a damaged image"),
     "moving.gif": (animation("GIF"), "several images"),
@@ -120,7 +120,7 @@ def test_broken_files_are_reported_skipped_and_counted(
     expected = {name: reason for name, (_, reason) in FAULTS.items()} | {
         "dangling.png": "No such file or directory",
         "loop.png": "Too many levels of symbolic links",
-        "pipe.png": "no regular file",
+        "pipe.png": "not a regular file",
     }  # fmt: skip
     assert set(lines) == set(expected)
     for name, reason in expected.items():

@@ -106,7 +106,7 @@ def test_what_it_lacks_is_refused_by_name() -> None:
     assert_says(
         lambda: document_of(whole, torch.float32),
         "got one in int8",
-        "Take the fold before cl.quantize.",
+        "Pass the fold from before cl.quantize.",
     )
     builder = RecipeBuilder((3,))
     called = builder.module("attention", nn.Identity())

@@ -199,7 +199,9 @@ def test_without_onnxruntime_other_numbers_refuse_the_export(
     wrong = lambda op, graph, z: abs(z).reduce_sample("ReduceSum").scalar()  # noqa: E731
     monkeypatch.setitem(exporter.RUN, point.SumSquares, wrong)
     model = cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(), nn.LPPool2d(2, 1, 2), cl.Flatten())
-    with pytest.raises(cl.ConformalError, match="at batch size 1 in the evaluator of onnx"):
+    with pytest.raises(
+        cl.ConformalError, match="at batch size 1 in the reference evaluator of onnx"
+    ):
         export_onnx(cl.fold(model, (1, 8, 8)), path)
     assert not list(path.parent.iterdir())
 

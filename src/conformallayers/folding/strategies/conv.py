@@ -306,7 +306,7 @@ class ComposedConv(Strategy):
         if all(places.window(0, stop) is None for stop in first):
             first_layer: Any = places.operators[0].module
             mode, name = getattr(first_layer, "padding_mode", "zeros"), type(first_layer).__name__
-            fault = "is no convolution" if mode == "zeros" else f"has padding_mode={mode!r}"
+            fault = "is not a convolution" if mode == "zeros" else f"has padding_mode={mode!r}"
             return f"{name}, the first layer, {fault}"
         return None
 

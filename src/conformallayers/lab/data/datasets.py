@@ -107,8 +107,8 @@ def load(
     if is_pictures(name):
         return _read_pictures(find_pictures(name, where), (3, *parse_size(size)))
     if size is not None:
-        remedy = "Leave it out: its images have a size."
-        raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
+        remedy = "Leave it out: the images of a known set have one size."
+        raise refusal(f"{where} --size", "a folder of pictures", name, remedy)
     if name == DIGITS:
         return _digits()
     return _read_known(name, files.data_root(root), verify)
@@ -183,7 +183,7 @@ def load_test(
         if pictures.digest != digest:
             if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
                 remedy = "Restore it, or name a folder of other pictures by --dataset."
-                got = "one with other files: test pictures could be among those of the training"
+                got = "a changed one: its test pictures may have been training pictures"
                 raise refusal(where, "the folder as it was for the training", got, remedy)
             if only_test and not pictures.has_parts:
                 pictures = replace(pictures, test=(*pictures.train, *pictures.test))

@@ -55,7 +55,7 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...]) -> Array:
     with ignored_warnings(Image.DecompressionBombWarning):  # ignored are such as odd metadata
         try:
             if isinstance(source, str) and os.path.exists(source) and not os.path.isfile(source):
-                raise Unreadable("no regular file")  # opening a pipe would block
+                raise Unreadable("not a regular file")  # opening a pipe would block
             with Image.open(source, formats=_FORMATS) as image:
                 return _pixels(image, shape)
         except Unreadable:
@@ -63,7 +63,7 @@ def read_image(source: str | IO[bytes], shape: tuple[int, ...]) -> Array:
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise Unreadable("too many pixels") from error
         except UnidentifiedImageError as error:
-            raise Unreadable(f"no image of {', '.join(_FORMATS)}") from error
+            raise Unreadable(f"not an image of {', '.join(_FORMATS)}") from error
         except Exception as error:  # decoders raise anything for damaged files
             reason = error.strerror if isinstance(error, OSError) else None
             raise Unreadable(reason or f"a damaged image ({first_line(error)})") from error

@@ -124,7 +124,7 @@ class TrainConfig(BaseModel):
         pool_stride: Stride of the pooling in the Base networks; 2 if not given.
         alpha: young (the paper's), spectral, learned or a number; for conformal networks.
         projective: Use the projective form of ReSPro.
-        gain: Initial value of a learned factor behind the conformal part; 0 for none.
+        gain: Initial value of a learned factor after the conformal part; 0 for none.
         dropout: Dropout probability in the head of LeNet and LeNetCL.
         rectifier: Pooling of StageNet: norm (if not given), relu, abs or max.
         respro: Whether the stages of StageNet have a ReSPro; they have one if not given.

@@ -116,7 +116,7 @@ def _check(folded: Any, name: object, optimize: object) -> None:
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal("export_c(folded)", "a Folded", got, remedy)
     if optimize not in OPTIMIZE:
-        raise refusal("export_c(optimize=...)", '"speed" or "size"', repr(optimize), "Give one.")
+        raise refusal("export_c(optimize=...)", '"speed" or "size"', repr(optimize), "Use either.")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
         raise refusal("export_c(name=...)", "a C identifier", repr(name), remedy)

@@ -47,7 +47,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     for operation in recipe.operations:
         if isinstance(operation, INTEGER):
             raise refusal(
-                where, "a fold in floats", "one in int8", "Take the fold before cl.quantize."
+                where, "a fold in floats", "one in int8", "Pass the fold from before cl.quantize."
             )
         WRITE.check(operation, where)
     recipe = simplified(recipe.with_constants(lambda _, array: np.asarray(array)))

@@ -28,7 +28,7 @@ OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of engines
 BATCHES = 1, 4, 64  # sizes that a file is run on
-_SLOW = 1, 5  # sizes for the evaluator of onnx
+_SLOW = 1, 5  # sizes for the reference evaluator of onnx
 _ELEMENTS = 2**27  # of all values of a batch that a file is run on
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _WHERE = "export_onnx(folded)"
@@ -41,7 +41,7 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
     The input ``x`` is (batch, *input_shape), the output ``y`` (batch, *output_shape), both in float32. Before the file
     gets its name, onnx checks it, and ONNX Runtime runs it on batches of 1, 4 and 64 samples (fewer where maps are
     large), tiny, huge, zero and NaN ones among them: the relative error against torch must be below 1e-5. Without ONNX
-    Runtime the evaluator of onnx runs batches of 1 and 5, which takes a while. A failed export leaves no file.
+    Runtime the reference evaluator of onnx runs batches of 1 and 5, which takes a while. A failed export leaves no file.
 
     Needs the extra ``onnx``.
 
@@ -119,7 +119,7 @@ def _check_fold(folded: object) -> None:
         remedy = "Fold with dtype=torch.float32; runtimes narrow a file to their own needs."
         raise refusal(_WHERE, "a fold in float32", str(folded.dtype), remedy)
     if folded.anchor.is_meta:
-        raise refusal(_WHERE, "a fold with numbers", "one on meta", "Load its state first.")
+        raise refusal(_WHERE, "a fold with values", "one on meta", "Load its state first.")
 
 
 def _check_arguments(folded: object, opset: object) -> None:
@@ -213,7 +213,7 @@ def _metadata(folded: Any) -> dict[str, str]:
 def _serialised(model: Any) -> bytes:
     size = sum(len(array.raw_data) for array in model.graph.initializer)
     if size > _LARGEST:
-        remedy = "Fold with a strategy of fewer numbers."
+        remedy = 'Fold with strategy="conv" or "layers".'
         raise refusal(_WHERE, "at most 2 GiB", f"{size} bytes", remedy)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
@@ -239,7 +239,7 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
             results: Any = evaluator.run([OUTPUT], {INPUT: x})
         return results[0]
 
-    check_engine(_WHERE, "the evaluator of onnx", run, folded, _REMEDY, _SLOW)
+    check_engine(_WHERE, "the reference evaluator of onnx", run, folded, _REMEDY, _SLOW)
 
 
 def check_engine(
