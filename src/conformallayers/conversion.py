@@ -119,7 +119,7 @@ class _Twin:
 
     def __init__(self, where: str, model: nn.Module, graph: Graph, keep: Keep) -> None:
         if graph.output == INPUT or graph.nodes[graph.output].shape is None:
-            expected = "a model that returns one batch"
+            expected = "a model with layers that returns one batch"
             remedy = "Return the scores alone, or convert the part of the model that computes them."
             raise refusal(where, expected, "another output", remedy)
         self.model, self.graph = model, graph
