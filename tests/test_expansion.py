@@ -82,6 +82,9 @@ def test_shared_layers_and_tied_weights_stay_so() -> None:
     plain = cl.collapse(bigger)
     assert plain[0] is plain[2]
     assert plain[0].weight is plain[3].weight
+    part = cl.expand(model, only=["0"])  # the other layer would keep the weight as it is
+    assert part[0].weight is part[3].weight
+    assert "shared with one that is kept" in str(part.expansion)
 
 
 def test_names_and_functions_choose_layers() -> None:
@@ -95,16 +98,20 @@ def test_own_terms() -> None:
     class Sharpen(nn.Module):
         def __init__(self, layer: nn.Conv2d) -> None:
             super().__init__()
-            self.gain = nn.Parameter(torch.zeros(layer.out_channels))
+            self.gain, self.scale = nn.Parameter(torch.zeros(layer.out_channels)), 1.0
 
         def forward(self) -> Tensor:
-            pattern = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]])
+            pattern = self.scale * torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]])
             return (self.gain.view(-1, 1, 1, 1) * pattern).expand(-1, 3, -1, -1)
 
     bigger = cl.expand(nn.Conv2d(3, 8, 3), kind=Sharpen)
     bigger.terms[0].gain.data.fill_(1)
     pattern = cl.collapse(bigger).weight - bigger.kernel
     assert pattern[0, 0, 1, 1].item() == pytest.approx(4)
+    with torch.no_grad():
+        weight = bigger.eval().weight
+        bigger.terms[0].scale = 2.0  # no parameter
+        torch.testing.assert_close(bigger.weight, weight + pattern)
     with pytest.raises(cl.ConformalError, match=r"a tensor of shape \(8, 3, 3, 3\)"):
         cl.expand(nn.Conv2d(3, 8, 3), kind=lambda layer: Sharpen(nn.Conv2d(3, 4, 3)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -74,12 +75,10 @@ def expand(
     bigger = copy.deepcopy(model)
     replaced: dict[int, Expanded] = {}
     tied: dict[int, Expanded] = {}  # by the weight that layers share
-    rows = []
-    for path, layer in bigger.named_modules():
-        weight = getattr(layer, "weight", None)
-        if not isinstance(layer, EXPANDABLE) or not isinstance(weight, Tensor):
-            continue
-        why, counted = _obstacle(layer) or ("" if path in chosen else "not chosen"), weight.numel()
+    rows, obstacles = [], _obstacles(bigger, chosen)
+    for path, why in obstacles.items():
+        layer: Any = bigger.get_submodule(path)
+        weight, counted = layer.weight, layer.weight.numel()
         if not why:
             first = tied.get(id(weight))
             found = replaced[id(layer)] = expanded(layer, _terms(layer, kind, width), first)
@@ -140,6 +139,21 @@ def _chosen(model: nn.Module, only: Only | None) -> set[str]:
             remedy.strip() or "See model.named_modules().",
         )
     return names
+
+
+def _obstacles(model: nn.Module, chosen: set[str]) -> dict[str, str]:
+    """Return by path why a convolution or linear layer is kept as it is, or the empty string."""
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, EXPANDABLE)}
+    layers = {
+        path: m for path, m in layers.items() if isinstance(getattr(m, "weight", None), Tensor)
+    }
+    found = {p: _obstacle(m) or ("" if p in chosen else "not chosen") for p, m in layers.items()}
+    held = Counter(id(held) for part in model.modules() for held in part._parameters.values())
+    held.subtract(id(layers[path].weight) for path, why in found.items() if not why)
+    shared = "its weight is shared with one that is kept"
+    return {
+        p: why or (shared if held[id(layers[p].weight)] > 0 else "") for p, why in found.items()
+    }
 
 
 def _obstacle(layer: nn.Module) -> str:

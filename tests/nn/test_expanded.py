@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from conformallayers.graph.graph import collapsed
 from conformallayers.nn.expanded import (
@@ -124,7 +125,11 @@ def test_evaluation_composes_once_and_sees_every_write() -> None:
         assert bigger.weight is weight
         bigger.terms[0].kernels[0].data.mul_(2)  # type: ignore[union-attr, operator, index]
         assert not torch.equal(bigger.weight, weight)
-        torch.testing.assert_close(bigger(x), collapsed(copy.deepcopy(bigger))(x))
+        nn.init.zeros_(bigger.weight)  # of the sum: its parts say what it is
+        parametrizations.weight_norm(bigger, "kernel").parametrizations.kernel.original0.mul_(2)
+        plain = collapsed(copy.deepcopy(bigger))
+        assert list(plain.state_dict()) == ["weight", "bias"]
+        torch.testing.assert_close(bigger(x), plain(x))
     assert bigger.weight.requires_grad
 
 

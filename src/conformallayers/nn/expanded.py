@@ -105,6 +105,9 @@ class Branches(nn.Module):
         return F.pad(matrix.view(*matrix.shape, *[1] * len(self.kernel)), margins)
 
 
+_OWN = Chain, Branches
+
+
 class Expanded(nn.Module):
     """The part that expanded layers share: a weight that is the sum of a kernel and of terms.
 
@@ -116,27 +119,27 @@ class Expanded(nn.Module):
     terms: nn.ModuleList
     plain_type: type[nn.Module]
     bias: nn.Parameter | None
-    _composed: tuple[list[Tensor], Tensor] | None = (
-        None  # in evaluation: a copy of the parts, the weight
-    )
+    _composed: tuple[list[Tensor], Tensor] | None = None  # in evaluation: copies, the weight
 
     @property
     def weight(self) -> Tensor:
         """The sum, with gradients to its parts; in evaluation without gradients it is composed once."""
-        if self.training or torch.is_grad_enabled() or not may_look(self.kernel.data):
+        known = all(isinstance(term, _OWN) for term in self.terms)  # others may depend on anything
+        if self.training or torch.is_grad_enabled() or not known or not may_look(self.kernel.data):
             return self.compose()
-        parts = [self.kernel, *self.terms.parameters(), *self.terms.buffers()]
-        if self._composed is None or not _equal(parts, self._composed[0]):
-            self._composed = [part.clone() for part in parts], self.compose()
-        return self._composed[1]
+        parts, kept = [self.kernel, *self.terms.parameters(), *self.terms.buffers()], self._composed
+        if kept is None or not _equal([kept[1], *parts], kept[0]):
+            weight = self.compose()
+            self._composed = kept = [part.clone() for part in (weight, *parts)], weight
+        return kept[1]
 
     def compose(self) -> Tensor:
         """Return kernel plus terms, in the dtype of the kernel, autocast or not."""
         with full_precision(self.kernel):
             total: Tensor = self.kernel
             for term in self.terms:
-                own = isinstance(term, (Chain, Branches))
-                total = total + (self._from_groups(term()) if own else term())
+                made = term()
+                total = total + (self._from_groups(made) if isinstance(term, _OWN) else made)
         return total
 
     def reset_parameters(self) -> None:
@@ -160,7 +163,7 @@ class Expanded(nn.Module):
         layer.__dict__.update(kept)
         weight = nn.Parameter(self.compose().detach().clone())
         layer._parameters = {"weight": weight, "bias": self._parameters.get("bias")}
-        layer._modules = {name: m for name, m in self._modules.items() if name != "terms"}
+        layer._modules = {}
         return layer
 
     def _from_groups(self, term: Tensor) -> Tensor:
