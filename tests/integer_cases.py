@@ -31,7 +31,7 @@ def _whole(builder: RecipeBuilder, name: str, *shape: int, most: int = 127) -> s
 def _wide(builder: RecipeBuilder, name: str, *shape: int) -> str:
     generator = torch.Generator().manual_seed(sum(shape))
     array = 1e-3 * (0.5 + torch.rand(shape, generator=generator, dtype=torch.float64))
-    return builder.constant(name, array, wide=True)
+    return builder.constant(name, array)
 
 
 def _product(

@@ -50,7 +50,7 @@ class Fold(RecipeModule):
     """A recipe with what an export asks of a fold."""
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
-        kept = recipe.wide | recipe.integer_constants().keys()
+        kept = recipe.fixed_dtypes()
         super().__init__(recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype)), dtype)
         self.strategy, self.origin, self.labels = "dense", "sha256:00", None
 

@@ -35,10 +35,10 @@ class RecipeCase:
     build: Callable[[], Recipe]
 
 
-def _constant(builder: RecipeBuilder, name: str, *shape: int, wide: bool = False) -> str:
+def _constant(builder: RecipeBuilder, name: str, *shape: int) -> str:
     generator = torch.Generator().manual_seed(sum(shape) + len(name))
     array = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return builder.constant(name, array, wide=wide)
+    return builder.constant(name, array)
 
 
 FORMULAS = EXACT | {

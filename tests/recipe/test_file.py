@@ -192,7 +192,6 @@ def test_plans_are_checked(path: Path) -> None:
         (lambda d: d.update(more=1), "other entries"),
         (lambda d: d.update(operations={}), "without a list of operations"),
         (lambda d: d.update(output="none"), "the output is None"),
-        (lambda d: d.update(wide=["none"]), "constants that no operation reads"),
         (lambda d: d.update(input_shape=[True]), "True is no int"),
         (lambda d: d["operations"][0].update(operation="?"), r"no operation '\?'"),
         (lambda d: d["operations"][0].update(more=1), "Conv has no 'more'"),
@@ -293,7 +292,7 @@ def test_other_files_are_told_apart(path: Path) -> None:
     for inside in (b"", b"{}", b"[" * 10**5, b'{"a": [' + b"[]," * 10**6 + b"0]}"):
         path.write_bytes(struct.pack("<Q", len(inside)) + inside)
         refused(path, "expected")
-    for inside in ("NaN", "[]", "[" * 10**5, "1" * 5000, '{"format": 3}'):
+    for inside in ("NaN", "[]", "[" * 10**5, "1" * 5000, '{"format": 4}'):
         save_file({}, path, {"conformallayers": inside})
         refused(path, "expected")
     pipe = path.with_name("pipe")

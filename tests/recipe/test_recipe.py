@@ -54,13 +54,11 @@ def test_names_are_never_taken_twice() -> None:
 
 def test_a_builder_knows_shapes_and_constants() -> None:
     builder = RecipeBuilder((3,))
-    wide = builder.constant("shift", np.ones(3), wide=True)
-    moved = builder.add(layer.AddConstant, INPUT, value=wide)
+    moved = builder.add(layer.AddConstant, INPUT, value=builder.constant("shift", np.ones(3)))
     y = product(builder, moved, 2)
     assert (builder.shape(INPUT), builder.shape(moved), builder.shape(y)) == ((3,), (3,), (2,))
     recipe = builder.recipe(y)
     assert (recipe.input_shape, recipe.output_shape, recipe.output) == ((3,), (2,), y)
-    assert recipe.wide == {wide}
     assert recipe.constant_shape("weight") == (2, 3)
     assert builder.recipe(moved).output_shape == (3,)
     product(builder, y, 4)
@@ -83,7 +81,7 @@ def test_every_recipe_can_be_spliced() -> None:
         assert again.output_shape == recipe.output_shape
         assert len(again.operations) == 2 * len(recipe.operations)
         assert len(again.constants) == 2 * len(recipe.constants)
-        assert len(again.wide) == 2 * len(recipe.wide)
+        assert len(again.fixed_dtypes()) == 2 * len(recipe.fixed_dtypes())
         again.shapes()
 
 

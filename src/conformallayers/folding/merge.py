@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -215,38 +215,21 @@ class _Writer:
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
         self.recipe, self.dtype = recipe, dtype
         self.builder = RecipeBuilder(recipe.input_shape)
-        self.values, self.constants = {INPUT: INPUT}, dict[str, str]()
+        self.values, self.names = {INPUT: INPUT}, dict[str, str]()
 
     def write(self, steps: Iterable[Step]) -> Recipe:
         for step in steps:
             inputs = [self.values[name] for name in step.inputs]
             if step.operation is not None:
-                outputs = self._copy(step.operation, inputs)
+                outputs = self.builder.copy(step.operation, inputs, self.recipe, self.names)
                 self.values.update(zip(step.outputs, outputs, strict=True))
             elif step.link is not None:
                 (value,) = inputs
                 for op in step.link.operations:
-                    (value,) = self._copy(op, [value])
+                    (value,) = self.builder.copy(op, [value], self.recipe, self.names)
                 value = value if step.link.operations else self._link(step.link, value)
                 self.values[step.outputs[0]] = value
         return self.builder.recipe(self.values[self.recipe.output])
-
-    def _copy(self, op: Operation, inputs: Sequence[str]) -> tuple[str, ...]:
-        """Append an operation of the old recipe with other inputs."""
-        settings: dict[str, Any] = {}
-        for item in fields(op):
-            held = getattr(op, item.name)
-            if item.name in ("inputs", "outputs"):
-                continue
-            if "constant" in item.metadata and held is not None:
-                if held not in self.constants:
-                    wide, array = held in self.recipe.wide, self.recipe.constants[held]
-                    self.constants[held] = self.builder.constant(held, array, wide=wide)
-                held = self.constants[held]
-            elif item.name == "module" and held is not None:
-                held = self.builder.module(held, self.recipe.modules[held])
-            settings[item.name] = held
-        return self.builder.add_many(type(op), *inputs, names=op.outputs, **settings)
 
     def _link(self, link: Link, value: str) -> str:
         """Append a merged link as the simplest operations that compute it."""
@@ -322,8 +305,6 @@ class AffineOperations:
     def link(self, op: Operation, position: int, shape: Shape, after: Shape) -> Link | None:
         """Return an operation on samples of a shape as a link; None for one that is not affine."""
         if len(op.inputs) != 1 or len(op.outputs) != 1 or not shape:
-            return None
-        if any(name in self.recipe.wide for _, name in op.constants()):
             return None
         rows, form = self._by_row(op, shape), None
         if rows is None:

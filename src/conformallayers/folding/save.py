@@ -60,8 +60,8 @@ def save(
         raise refusal("save(folded)", f"one of {', '.join(DTYPES)}", dtype, remedy)
     _refuse_code(folded)
     recipe = folded.recipe
-    # Devices without float64 hold wide constants in float32.
-    recipe = recipe.with_constants(lambda name, array: _array(name, array, name in recipe.wide))
+    kinds = recipe.fixed_dtypes()
+    recipe = recipe.with_constants(lambda name, array: _array(name, array, kinds.get(name)))
     stored = Stored(
         recipe,
         dtype,
@@ -99,11 +99,12 @@ def load(path: str | os.PathLike[str]) -> Folded:
     return folded
 
 
-def _array(name: str, tensor: Tensor, wide: bool) -> Any:
+def _array(name: str, tensor: Tensor, kind: str | None) -> Any:
     if tensor.is_meta:
         raise refusal("save(folded)", "constants with values", f"{name} on meta", "Fold again.")
     tensor = tensor.detach().cpu()
-    tensor = tensor.double() if wide else tensor
+    if kind is not None:  # devices without float64 hold float32
+        tensor = tensor.to(getattr(torch, kind))
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 

@@ -54,7 +54,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
         True
     """
     x = _checked(folded, images)
-    recipe = folded.recipe.with_constants(lambda _, array: array.cpu())
+    recipe = folded.recipe.with_constants(lambda _, array: array.cpu().clone())
     try:
         quantized = Quantizer(recipe, Calibration(recipe, folded.dtype, x)).quantized()
     except OverflowError as error:  # from calibration.py

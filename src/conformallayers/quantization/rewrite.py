@@ -7,6 +7,7 @@ needed, so that the division, the bias and the ReLU behind it are fused into it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -87,6 +88,7 @@ class Quantizer:
         self.builder = RecipeBuilder(recipe.input_shape)
         self.shapes = recipe.shapes()
         self.held: dict[str, Number | Features | Sums] = {INPUT: Number(INPUT)}
+        self.names: dict[str, str] = {}  # of constants in the new recipe
         self.scalars: dict[str, str] = {}  # names in the new recipe
         self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
@@ -111,18 +113,18 @@ class Quantizer:
             raise _refusal(op.what, "Fold the layers before it, and run it after the fold.")
         if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
             raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
-        options = dict(op.settings())
-        for field, name in op.constants():
-            wide = name in self.recipe.wide
-            options[field] = self.constant(name, self.recipe.constants[name], wide)
         inputs = [self.number(name) for name in op.inputs]
         before = (getattr(self.held[name], "inexact", None) for name in op.inputs)
         described = f"{op.kind} {getattr(op, 'function', '')}".strip()
         inexact = next(filter(None, before), None if _rounds_alike(op) else described)
-        names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
+        names = self.copy(op, inputs)
         self.held |= {
             y: Number(name, None, inexact) for y, name in zip(op.outputs, names, strict=True)
         }
+
+    def copy(self, op: Operation, inputs: Sequence[str]) -> tuple[str, ...]:
+        """Append an operation as it is, with other inputs; return its outputs."""
+        return self.builder.copy(op, inputs, self.recipe, self.names)
 
     def read_once(self, name: str) -> bool:
         """Tell whether exactly one operation reads a value, which is not the output."""
@@ -133,9 +135,9 @@ class Quantizer:
         found: Array = self.recipe.constants[name].detach().double().numpy()
         return found
 
-    def constant(self, name: str, array: Any, wide: bool = False) -> str:
+    def constant(self, name: str, array: Any) -> str:
         """Add a constant to the new recipe; return its name."""
-        return self.builder.constant(name, torch.as_tensor(array).clone(), wide=wide)
+        return self.builder.constant(name, torch.as_tensor(array))
 
     # -- values in the form that an operation needs ---------------------------------------------------
 
@@ -251,9 +253,9 @@ class Quantizer:
             found, more = self._rescaling(steps / scale, most, scale, sums.tau, added)
             options |= {"multiplier": self.constant("multiplier", found), "low": sums.low, **more}
         else:
-            options["scale"] = self.constant("scale", steps, wide=True)
+            options["scale"] = self.constant("scale", steps)
             if added is not None:
-                options["offset"] = self.constant("offset", added, wide=True)
+                options["offset"] = self.constant("offset", added)
         kind: type[Operation] = integer.IntegerMatmul
         if isinstance(sums.op, layer.Conv):
             kind, kept = integer.IntegerConv, ("stride", "padding", "dilation", "groups")
@@ -334,11 +336,8 @@ def _pass(op: Operation, to: Quantizer) -> None:
         to.held[y] = replace(held, low=0)
     else:
         found = to.features(x)
-        to.held[y] = replace(found, name=_copied(op, to, found.name))
-
-
-def _copied(op: Operation, to: Quantizer, *inputs: str) -> str:
-    return to.builder.add(type(op), *inputs, name=op.outputs[0], **dict(op.settings()))
+        (name,) = to.copy(op, [found.name])
+        to.held[y] = replace(found, name=name)
 
 
 @RUN.runs(layer.Concatenate)
@@ -356,7 +355,7 @@ def _concatenate(op: layer.Concatenate, to: Quantizer) -> None:
         value if value.scale == scale else replace(to.requantized([value], y, scale), tau=value.tau)
         for value in found
     ]
-    name = _copied(op, to, *(value.name for value in same))
+    (name,) = to.copy(op, [value.name for value in same])
     to.held[y] = replace(same[0], name=name)
 
 

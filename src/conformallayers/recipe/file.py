@@ -30,7 +30,7 @@ from .layer_operations import Call
 from .point_operations import FormulaOperation
 from .recipe import OPERATIONS, Operation, Positive, Recipe, expect
 
-FORMAT = 3  # raised when older readers could not understand a file
+FORMAT = 4  # raised when older readers could not understand a file
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 STORED = {"bfloat16": "float32"}  # numpy has no bfloat16
 LARGEST = 2**53  # of an integer; float64 has all integers below it
@@ -187,7 +187,6 @@ def describe(recipe: Recipe) -> dict[str, Any]:
         "input_shape": list(recipe.input_shape),
         "output_shape": list(recipe.output_shape),
         "output": recipe.output,
-        "wide": sorted(recipe.wide),
         "operations": [{"operation": op.kind, **as_json(op)} for op in recipe.operations],
     }
 
@@ -202,7 +201,7 @@ def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Re
     Raises:
         ValueError: something is missing, unknown, or does not fit together.
     """
-    expected = {"input_shape", "output_shape", "output", "wide", "operations"}
+    expected = {"input_shape", "output_shape", "output", "operations"}
     expect(isinstance(document, dict) and document.keys() == expected, "other entries of a recipe")
     expect(isinstance(document["operations"], list), "a recipe without a list of operations")
     recipe = Recipe(
@@ -211,12 +210,11 @@ def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Re
         tuple(map(_operation, document["operations"])),
         typed(document["output"], str),
         dict(constants),
-        frozenset(typed(document["wide"], tuple[str, ...])),
     )
     expect(recipe.input_shape, "samples without a coefficient")
     recipe.shapes()
     used = {array for operation in recipe.operations for _, array in operation.constants()}
-    expect(used == set(constants) and recipe.wide <= used, "constants that no operation reads")
+    expect(used == set(constants), "constants that no operation reads")
     return recipe
 
 

@@ -105,8 +105,8 @@ class Accumulated(Operation):
     bias: str | None = constant(optional=True, dtype="int32")
     multiplier: str | None = constant(optional=True, dtype="int32")
     addend: str | None = constant(optional=True, dtype="int32")
-    scale: str | None = constant(optional=True)
-    offset: str | None = constant(optional=True)
+    scale: str | None = constant(optional=True, dtype="float64")
+    offset: str | None = constant(optional=True, dtype="float64")
     shift: Size = 0
     low: int = -LEVELS
 

@@ -7,7 +7,7 @@ the fold; scalars are float64. Nothing here needs torch: constants may be torch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
@@ -35,7 +35,7 @@ TORCH_ONLY = (
 
 
 def constant(*, optional: bool = False, dtype: str | None = None) -> Any:
-    """Declare a field that holds the name of an array; ``dtype`` is that of integers."""
+    """Declare a field that holds the name of an array; without a ``dtype`` the array has that of the fold."""
     default = None if optional else MISSING
     return field(default=default, metadata={"constant": True, "dtype": dtype})
 
@@ -75,8 +75,8 @@ class Operation:
         """Whether it maps 8-bit features to 8-bit features of the same scale."""
         return self.moves
 
-    def integer_constants(self) -> dict[str, str]:
-        """Return "int32" or "int8" for each constant of whole numbers, by name."""
+    def fixed_dtypes(self) -> dict[str, str]:
+        """Return the dtype of each constant that does not have that of the fold, by name."""
         held = ((getattr(self, item.name), item.metadata.get("dtype")) for item in fields(self))
         return {name: dtype for name, dtype in held if name is not None and dtype is not None}
 
@@ -163,7 +163,6 @@ class Recipe(Printed):
         operations: each reads values written before it and writes new ones.
         output: the name of the result.
         constants: arrays by name.
-        wide: the names of constants that stay float64 whatever the dtype of the fold.
         modules: torch modules by name, for the operation ``call`` and for activations of the user.
     """
 
@@ -172,7 +171,6 @@ class Recipe(Printed):
     operations: tuple[Operation, ...]
     output: str
     constants: Mapping[str, Any] = field(default_factory=dict)
-    wide: frozenset[str] = frozenset()
     modules: Mapping[str, Any] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, Shape]:
@@ -205,14 +203,14 @@ class Recipe(Printed):
         """Return the shape of a constant."""
         return tuple(int(n) for n in self.constants[name].shape)
 
-    def integer_constants(self) -> dict[str, str]:
-        """Return "int32" or "int8" for each constant that has this dtype whatever the dtype of the fold."""
-        held = (operation.integer_constants().items() for operation in self.operations)
+    def fixed_dtypes(self) -> dict[str, str]:
+        """Return the dtype of each constant that has it whatever the dtype of the fold, by name."""
+        held = (operation.fixed_dtypes().items() for operation in self.operations)
         return {name: dtype for items in held for name, dtype in items}
 
     def constant_dtypes(self, dtype: str) -> dict[str, str]:
         """Return the name of the dtype of every constant, given that of the fold."""
-        fixed = dict.fromkeys(self.wide, "float64") | self.integer_constants()
+        fixed = self.fixed_dtypes()
         return {name: fixed.get(name, dtype) for name in self.constants}
 
     def check_values(self) -> None:
@@ -264,7 +262,7 @@ class Recipe(Printed):
         used = {name for operation in kept for _, name in operation.constants()}
         constants = {name: array for name, array in self.constants.items() if name in used}
         operations = tuple(reversed(kept))
-        return replace(self, operations=operations, constants=constants, wide=self.wide & used)
+        return replace(self, operations=operations, constants=constants)
 
     def _blocks(self) -> Iterator[Block]:
         shapes = self.shapes()
@@ -322,7 +320,6 @@ class RecipeBuilder:
         self.operations: list[Operation] = []
         self._shapes: dict[str, Shape] = {INPUT: input_shape}
         self._constants: dict[str, Any] = {}
-        self._wide: set[str] = set()
         self._modules: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # the last number behind a name
 
@@ -330,12 +327,10 @@ class RecipeBuilder:
         """Return the shape of a value."""
         return self._shapes[value]
 
-    def constant(self, name: str, array: Any, *, wide: bool = False) -> str:
-        """Add an array; return its name. A wide one stays float64 whatever the dtype of the fold."""
+    def constant(self, name: str, array: Any) -> str:
+        """Add an array; return its name."""
         name = self._fresh(name, self._constants)
         self._constants[name] = array
-        if wide:
-            self._wide.add(name)
         return name
 
     def module(self, name: str, module: Any) -> str:
@@ -372,26 +367,31 @@ class RecipeBuilder:
 
     def splice(self, recipe: Recipe, value: str) -> str:
         """Append all operations of a recipe, with a value as its input; return its output."""
-        arrays = {
-            name: self.constant(name, array, wide=name in recipe.wide)
-            for name, array in recipe.constants.items()
-        }
-        modules = {name: self.module(name, module) for name, module in recipe.modules.items()}
-        values = {INPUT: value}
+        values, names = {INPUT: value}, dict[str, str]()
         for operation in recipe.operations:
-            changes: dict[str, Any] = {}
-            for item in fields(operation):
-                held = getattr(operation, item.name)
-                if "constant" in item.metadata and held is not None:
-                    changes[item.name] = arrays[held]
-                elif item.name == "module" and held is not None:
-                    changes[item.name] = modules[held]
-            inputs = tuple(values[name] for name in operation.inputs)
-            outputs = tuple(self._fresh(name, self._shapes) for name in operation.outputs)
-            spliced = replace(operation, inputs=inputs, outputs=outputs, **changes)
-            self._append(spliced)
+            inputs = [values[name] for name in operation.inputs]
+            outputs = self.copy(operation, inputs, recipe, names)
             values.update(zip(operation.outputs, outputs, strict=True))
         return values[recipe.output]
+
+    def copy(
+        self, operation: Operation, inputs: Iterable[str], recipe: Recipe, names: dict[str, str]
+    ) -> tuple[str, ...]:
+        """Append an operation of another recipe that reads other values; return its outputs.
+
+        ``names`` collects the new names of the constants of that recipe.
+        """
+        changes: dict[str, Any] = {}
+        for item, name in operation.constants():
+            if name not in names:
+                names[name] = self.constant(name, recipe.constants[name])
+            changes[item] = names[name]
+        called = getattr(operation, "module", None)
+        if called is not None:
+            changes["module"] = self.module(called, recipe.modules[called])
+        outputs = tuple(self._fresh(name, self._shapes) for name in operation.outputs)
+        self._append(replace(operation, inputs=tuple(inputs), outputs=outputs, **changes))
+        return outputs
 
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""
@@ -401,6 +401,5 @@ class RecipeBuilder:
             tuple(self.operations),
             output,
             dict(self._constants),
-            frozenset(self._wide),
             dict(self._modules),
         )

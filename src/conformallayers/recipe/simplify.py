@@ -77,6 +77,8 @@ class _Rewriter:
         (value,), (result,) = op.inputs, op.outputs
         if not isinstance(made, (layer.Conv, layer.Matmul)) or made.outputs != (value,):
             return False
+        if made.fixed_dtypes():  # of integers
+            return False
         named = [value, *(old for old, new in self.names.items() if new == value)]
         if self.recipe.output in named or sum(self.readers[name] for name in named) != len(named):
             return False
@@ -86,8 +88,6 @@ class _Rewriter:
             shape[-1:] if isinstance(made, layer.Matmul) else (shape[0], *[1] * len(shape[1:]))
         )
         array = np.asarray(self.constants[name], np.float64)
-        if not self.recipe.wide.isdisjoint(n for _, n in (*made.constants(), *op.constants())):
-            return False
         if np.broadcast_shapes(array.shape, channels) != channels:
             return False
         numbers = np.broadcast_to(array, channels).ravel()

@@ -25,12 +25,8 @@ BY_NAME = {case.name: case for case in RECIPE_CASES}
 def runtimes(recipe: Recipe, dtype: torch.dtype) -> tuple[Network, RecipeModule]:
     """Return a recipe with equal constants in numpy and in torch."""
 
-    def cast(name: str, array: Tensor) -> Tensor:
-        if not array.is_floating_point():  # indices
-            return array
-        return array.double() if name in recipe.wide else array.to(dtype)
-
-    tensors = recipe.with_constants(cast)
+    fixed = recipe.fixed_dtypes()
+    tensors = recipe.with_constants(lambda name, array: array if name in fixed else array.to(dtype))
     arrays = tensors.with_constants(lambda name, array: array.numpy())
     notes: dict[str, Any] = {"strategy": "dense", "origin": None, "labels": None, "about": None}
     kind = np.dtype(str(dtype).removeprefix("torch."))

@@ -161,9 +161,9 @@ every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case
 
 def module_of(case: RecipeCase, dtype: torch.dtype) -> RecipeModule:
     recipe = case.build()
-    wide = recipe.wide | recipe.integer_constants().keys()
+    kept = recipe.fixed_dtypes()
     return RecipeModule(
-        recipe.with_constants(lambda name, array: array if name in wide else array.to(dtype)), dtype
+        recipe.with_constants(lambda name, array: array if name in kept else array.to(dtype)), dtype
     )
 
 
@@ -185,13 +185,12 @@ def test_every_operation_runs_in_both_dtypes(case: RecipeCase) -> None:
 
 @pytest.mark.sampled(4)
 @every_case
-def test_wide_constants_stay_wide(case: RecipeCase) -> None:
+def test_constants_of_a_fixed_dtype_keep_it(case: RecipeCase) -> None:
     run = module_of(case, torch.float64).to(torch.float32)
     assert run.dtype == torch.float32
     for name, array in run.recipe.constants.items():
-        expected = torch.float64 if name in run.recipe.wide else torch.float32
-        if name not in run.recipe.integer_constants():
-            assert array.dtype == expected
+        expected = run.recipe.fixed_dtypes().get(name, "float32")
+        assert array.dtype == getattr(torch, expected)
     x = samples(run.input_shape, torch.float32, batch=3)
     assert torch.equal(run(x), module_of(case, torch.float32)(x))
 

@@ -143,10 +143,8 @@ def _double(array: Tensor) -> Array:
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
     """Return a constant in the dtype of a float32 fold."""
-    if name in recipe.integer_constants():
-        return np.asarray(array, np.int64)
     with np.errstate(over="ignore"):
-        return np.asarray(array, np.float64 if name in recipe.wide else np.float32)
+        return np.asarray(array, recipe.fixed_dtypes().get(name, "float32"))
 
 
 def _write_files(folded: Any, program: Program, result: CExport) -> None:

@@ -33,7 +33,7 @@ class Network:
     """Run a folded network. Made by :func:`conformallayers.numpy.load`.
 
     Args:
-        recipe: its constants are numpy arrays: float64 if wide, else of the dtype.
+        recipe: its constants are numpy arrays: of the dtype, but for those that have one of their own.
         dtype: float32 or float64.
         strategy, origin, labels, about: see the attributes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...functional import transformed, wide_dtype
+from ...functional import transformed
 from .. import layer_operations as layer
 from ..file import describe
 from ..recipe import CHUNK_BYTES, INPUT, Recipe, Shape
@@ -23,16 +23,16 @@ Self = TypeVar("Self", bound="Constants")
 
 
 class Constants(nn.Module):
-    """The constants of a recipe as buffers; wide ones keep their dtype when the module is moved."""
+    """The constants of a recipe as buffers; fixed ones keep their dtype when the module is converted."""
 
-    def __init__(self, arrays: Mapping[str, Tensor], wide: frozenset[str]) -> None:
+    def __init__(self, arrays: Mapping[str, Tensor], fixed: Iterable[str]) -> None:
         super().__init__()
-        self.wide = wide
+        self.fixed = frozenset(fixed)
         self._buffers.update(arrays)  # register_buffer refuses the name of a method, such as "half"
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Convert every constant; wide constants change their device but keep float64."""
-        kept = {name: self._buffers[name] for name in self.wide}
+        """Convert every constant; fixed ones change their device alone."""
+        kept = {name: self._buffers[name] for name in self.fixed}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, array in kept.items():
             if array is not None:
@@ -53,7 +53,7 @@ class RecipeModule(nn.Module):
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
         super().__init__()
-        self.constants = Constants(_laid_out(recipe), recipe.wide)
+        self.constants = Constants(_laid_out(recipe), recipe.fixed_dtypes())
         self.calls = nn.ModuleDict(dict(recipe.modules))
         device = next((array.device for array in recipe.constants.values()), torch.device("cpu"))
         anchor = torch.empty(0, dtype=dtype, device=device)
@@ -137,18 +137,12 @@ class RecipeModule(nn.Module):
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
-    """Move a recipe to a device and cast it; wide constants get the widest dtype of the device."""
-
-    def convert(name: str, array: Tensor) -> Tensor:
-        if not array.is_floating_point():  # indices
-            return array.to(device)
-        return array.to(device, wide_dtype(device) if name in recipe.wide else dtype)
-
+    """Move a recipe in floats to a device, and cast it."""
     modules = {
         name: copy.deepcopy(module).to(dtype=dtype, device=device)
         for name, module in recipe.modules.items()
     }
-    return replace(recipe.with_constants(convert), modules=modules)
+    return replace(recipe.with_constants(lambda _, array: array.to(device, dtype)), modules=modules)
 
 
 def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> Tensor:
