@@ -119,6 +119,11 @@ class Problem:
         return self.dtype.itemsize
 
     @property
+    def proves_terms(self) -> bool:
+        """Whether terms below the rounding may be left out: the proof covers a denominator with a single form."""
+        return self.epsilon > 0 and self.form_count == 1
+
+    @property
     def form_count(self) -> int:
         """The number of quadratic forms."""
         return len(self.stage.groups)
@@ -191,14 +196,13 @@ class Strategy:
     """
 
     name: ClassVar[str]
-    exact_cost: ClassVar[bool] = False  # whether the cost is known before anything is built
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why the strategy does not apply to a problem, or None if it does."""
         raise NotImplementedError
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Predict the cost: from the arrays if they are ``built``, optimistically otherwise."""
+    def cost(self, problem: Problem) -> Cost:
+        """Predict the cost; nothing is built for it."""
         raise NotImplementedError
 
     def effort(self, problem: Problem) -> float:
@@ -226,13 +230,12 @@ class Layers(Strategy):
     """Run the layers, every α resolved, every factor merged into a weight, and sum the energies that share a form."""
 
     name = "layers"
-    exact_cost = True
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse nothing."""
         return None
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
+    def cost(self, problem: Problem) -> Cost:
         """Count the layers as they are, and a pass over each map whose energy is taken."""
         stage, item = problem.stage, problem.itemsize
         shapes = (s.operators[-1].output_shape if s.operators else () for s in stage.segments)
@@ -340,12 +343,11 @@ def make_plan(
 ) -> Plan:
     """Choose a strategy for a problem: the requested one, or the fastest that is not ``inaccurate``.
 
-    Where the requested strategy does not apply, the layers stay. Arrays are built only if the optimistic cost of
-    some fold is below that of the layers.
+    Where the requested strategy does not apply, the layers stay.
     """
     candidates = _candidates(problem, inaccurate)
     if settings.strategy == "auto":
-        strategy, reason, candidates = _choice(problem, settings.effort, candidates, inaccurate)
+        strategy, reason = _choice(problem, settings.effort, candidates, inaccurate)
     else:
         note = STRATEGIES[settings.strategy].refuses(problem)
         strategy, reason = settings.strategy, "asked for by name"
@@ -359,27 +361,20 @@ def _choice(
     effort: float,
     candidates: tuple[Candidate, ...],
     inaccurate: Collection[str],
-) -> tuple[str, str, tuple[Candidate, ...]]:
-    """Return the name of the fastest strategy, the reason, and all candidates as they are known then."""
+) -> tuple[str, str]:
+    """Return the name of the fastest strategy, and the reason."""
     layers, best = _find(candidates, "layers"), _best(candidates)
     if inaccurate:
-        return best.name, f"{', '.join(sorted(inaccurate))} is {_INACCURATE}", candidates
+        return best.name, f"{', '.join(sorted(inaccurate))} is {_INACCURATE}"
     if best.seconds >= _WORTH_IT * layers.seconds:
-        return "layers", "no folded form would be faster by a tenth", candidates
+        return "layers", "no folded form would be faster by a tenth"
     chosen = STRATEGIES[best.name]
     if chosen.effort(problem) > effort:
         work = count(chosen.effort(problem))
-        reason = f"a fold would take {work} multiply-adds to build; call cl.fold"
-        return "layers", reason, candidates
-    # If its cost is exact while all others are optimistic, building could not change the choice.
-    if not chosen.exact_cost:
-        candidates = _candidates(problem, built=True)
-        best = _best(candidates)
-        if best.seconds >= _WORTH_IT * layers.seconds:
-            return "layers", "no folded form turned out faster by a tenth", candidates
+        return "layers", f"a fold would take {work} multiply-adds to build; call cl.fold"
     ratio = layers.seconds / best.seconds
     times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
-    return best.name, f"expected {times} times as fast as the layers", candidates
+    return best.name, f"expected {times} times as fast as the layers"
 
 
 def checked_strategy(strategy: object) -> str:
@@ -392,21 +387,19 @@ def checked_strategy(strategy: object) -> str:
     return strategy
 
 
-def _candidates(
-    problem: Problem, inaccurate: Collection[str] = (), *, built: bool = False
-) -> tuple[Candidate, ...]:
+def _candidates(problem: Problem, inaccurate: Collection[str]) -> tuple[Candidate, ...]:
     """Return every strategy with its cost or refusal."""
     return tuple(
-        _candidate(strategy, problem, built, _INACCURATE if strategy.name in inaccurate else "")
+        _candidate(strategy, problem, _INACCURATE if strategy.name in inaccurate else "")
         for strategy in STRATEGIES.values()
     )
 
 
-def _candidate(strategy: Strategy, problem: Problem, built: bool, note: str) -> Candidate:
+def _candidate(strategy: Strategy, problem: Problem, note: str) -> Candidate:
     reason = strategy.refuses(problem)
     if reason is not None:
         return Candidate(strategy.name, None, None, math.inf, reason)
-    cost = strategy.cost(problem, built=built)
+    cost = strategy.cost(problem)
     if strategy.name != "layers" and cost.bytes > MEMORY_LIMIT:
         note = "too large for auto"
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, cost.seconds(), note)

@@ -291,7 +291,6 @@ class ComposedConv(Strategy):
     """Follow a route: convolve, sum squares, end with the last layers or with one matrix."""
 
     name = "conv"
-    exact_cost = True
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse networks whose first layers do not compose, or whose maps could leave the range."""
@@ -310,7 +309,7 @@ class ComposedConv(Strategy):
             return f"{name}, the first layer, {fault}"
         return None
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
+    def cost(self, problem: Problem) -> Cost:
         """Return the cost of the best route, including the conversion to channels last."""
         _, cost = _route(problem)
         return cost + Cost(stream=2 * math.prod(problem.stage.input_shape), calls=1)

@@ -20,20 +20,18 @@ from ...recipe.recipe import RecipeBuilder
 from ..forms import is_negligible, row_order, triangular_factor
 from ..lower import add_flatten, add_product, add_reshape, normalised
 from ..plan import TERMS, Cost, Evaluation, Problem, Strategy
-from ..stages import RadialStage
 
 
 class Dense(Strategy):
     """Multiply by M and, for each form, by a factor of Q; the form is the sum of the squares."""
 
     name = "dense"
-    exact_cost = True
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse forms that cannot be written out."""
         return problem.cannot_write_out()
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
+    def cost(self, problem: Problem) -> Cost:
         """Count d_out·d_in for M, and for each form d_in times the rows of its factor."""
         d_in, count = math.prod(problem.stage.input_shape), problem.form_count
         rows = (problem.stage.rows_of(group) for group in range(count))
@@ -91,15 +89,10 @@ class Banded(Strategy):
             return "a sample has no image rows"
         return problem.cannot_write_out()
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Count the blocks of the band: with its true width if built, else with the narrowest."""
+    def cost(self, problem: Problem) -> Cost:
+        """Count the blocks of the bands that the layers let expect."""
         layout, count = BlockLayout.of(problem.stage.input_shape), problem.form_count
-        if built:
-            widths = [_width(i, layout, problem) for i in range(count)]
-        else:
-            widths = [
-                min(-(-_first_reach(problem.stage) // layout.rows), layout.blocks - 1)
-            ] * count
+        widths = (_expected_width(index, layout, problem) for index in range(count))
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
@@ -111,7 +104,7 @@ class Banded(Strategy):
         layout = BlockLayout.of(problem.stage.input_shape)
         rows, energies = _add_rows(builder, x, layout), []
         for index, form in enumerate(problem.forms):
-            width = _width(index, layout, problem)
+            width = _proven_width(form, layout, problem)
             factor = _banded_factor(form, problem.factor(index), layout, width)
             packed, peak = normalised(_pack(factor, layout, width))
             full = layout.blocks - width
@@ -124,17 +117,20 @@ class Banded(Strategy):
         return Evaluation(image, tuple(energies), gain)
 
 
-def _first_reach(stage: RadialStage) -> int:
-    """Return over how many image rows the first segments couple coefficients."""
-    reach, step = 0, 1
-    for operator in (op for segment in stage.segments[:_FIRST] for op in segment.operators):
+def _expected_width(index: int, layout: BlockLayout, problem: Problem) -> int:
+    """Return how many off-diagonal blocks a form needs, by the image rows over which its layers couple coefficients."""
+    stage, reach, step = problem.stage, 0, 1
+    segments = [segment for group in stage.groups[: index + 1] for segment in group]
+    if problem.proves_terms:
+        segments = segments[:_FIRST]
+    for operator in (op for segment in segments for op in segment.operators):
         sizes = (
             getattr(operator.module, name, 1) for name in ("kernel_size", "stride", "dilation")
         )
         kernel, stride, dilation = (n[0] if isinstance(n, tuple) else n for n in sizes)
         reach += (kernel - 1) * dilation * step
         step *= stride
-    return reach
+    return min(-(-reach // layout.rows), layout.blocks - 1)
 
 
 def _add_rows(builder: RecipeBuilder, x: str, layout: BlockLayout) -> str:
@@ -195,12 +191,6 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
     return matrix.reshape(width * size, width * size)
 
 
-def _width(index: int, layout: BlockLayout, problem: Problem) -> int:
-    """Return how many off-diagonal blocks of a form are needed."""
-    form = problem.forms[index]
-    return problem.once(("width", index), lambda: _proven_width(form, layout, problem))
-
-
 def _full_width(form: Tensor, layout: BlockLayout) -> int:
     """Return the largest distance from the diagonal of a block that is not zero."""
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
@@ -211,8 +201,7 @@ def _full_width(form: Tensor, layout: BlockLayout) -> int:
 def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
     """Bisect for a narrow band such that the blocks outside are proven to be negligible."""
     narrowest, width = 0, _full_width(form, layout)
-    # The proof covers a denominator with a single form.
-    if problem.epsilon == 0 or problem.form_count != 1:
+    if not problem.proves_terms:
         return width
     order = row_order(layout.shape, form.device)
     ordered = form[order][:, order]
