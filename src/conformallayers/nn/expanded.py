@@ -188,43 +188,19 @@ class Expanded(nn.Module):
         return sum(p.numel() for p in (self.kernel, *self.terms.parameters()))
 
 
-class ExpandedConv1d(Expanded, nn.Conv1d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.Conv1d`."""
+def _expanded_class(kind: type[nn.Module]) -> type[Expanded]:
+    """Return the expanded layer of a kind, under its name in this module, where pickle looks for it."""
+    name = f"Expanded{kind.__name__}"
+    text = f"An expanded :class:`torch.nn.{kind.__name__}`."
+    globals()[name] = type(name, (Expanded, kind), {"__module__": __name__, "__doc__": text})
+    return cast(type[Expanded], globals()[name])
 
 
-class ExpandedConv2d(Expanded, nn.Conv2d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.Conv2d`."""
-
-
-class ExpandedConv3d(Expanded, nn.Conv3d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.Conv3d`."""
-
-
-class ExpandedConvTranspose1d(Expanded, nn.ConvTranspose1d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.ConvTranspose1d`."""
-
-
-class ExpandedConvTranspose2d(Expanded, nn.ConvTranspose2d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.ConvTranspose2d`."""
-
-
-class ExpandedConvTranspose3d(Expanded, nn.ConvTranspose3d):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.ConvTranspose3d`."""
-
-
-class ExpandedLinear(Expanded, nn.Linear):  # type: ignore[misc, override]
-    """An expanded :class:`torch.nn.Linear`."""
-
-
-_EXPANDED: dict[type[nn.Module], type[Expanded]] = {
-    nn.Conv1d: ExpandedConv1d,
-    nn.Conv2d: ExpandedConv2d,
-    nn.Conv3d: ExpandedConv3d,
-    nn.ConvTranspose1d: ExpandedConvTranspose1d,
-    nn.ConvTranspose2d: ExpandedConvTranspose2d,
-    nn.ConvTranspose3d: ExpandedConvTranspose3d,
-    nn.Linear: ExpandedLinear,
-}
+_PLAIN: tuple[type[nn.Module], ...] = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_EXPANDED = {kind: _expanded_class(kind) for kind in _PLAIN}
 # A plain layer, or that of the package with the same forward.
 _EXPANDED |= {getattr(layers, kind.__name__): found for kind, found in _EXPANDED.items()}
 EXPANDABLE = tuple(_EXPANDED)
