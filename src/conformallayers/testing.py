@@ -6,6 +6,7 @@ Tolerances come from one table per dtype and are relative to the norm of each ou
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,8 +89,7 @@ def assert_folds(
         >>> assert_folds(cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro()), (1, 8, 8))
     """
     shape = checked_shape(input_shape, "assert_folds(input_shape=...)")
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(batch, *shape, generator=generator, dtype=torch.float64)
+    x = _samples(torch.rand, (batch, *shape), seed)
     x[0] = 0
     for dtype in dtypes:
         typed: nn.Module = copy.deepcopy(model).to(dtype)
@@ -120,8 +120,7 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
     """
     shape = checked_shape(input_shape, "assert_linear(input_shape=...)")
     exact: Any = copy.deepcopy(module).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    a, b = torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
+    a, b = _samples(torch.randn, (2, 3, *shape), seed)
     with torch.no_grad():
         images = exact(a), exact(b)
         checks = {
@@ -158,8 +157,7 @@ def assert_homogeneous(module: nn.Module, input_shape: tuple[int, ...], *, seed:
     """
     shape = checked_shape(input_shape, "assert_homogeneous(input_shape=...)")
     name, exact = type(module).__name__, copy.deepcopy(module).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)
+    x = _samples(torch.randn, (4, *shape), seed)
     x[-1] = x[-1].abs()
     with torch.no_grad():
         image: Tensor = exact(x.clone())
@@ -176,6 +174,10 @@ def assert_homogeneous(module: nn.Module, input_shape: tuple[int, ...], *, seed:
         raise AssertionError(
             f"{name}: ‖h(x)‖ = {found:.6g}·‖x‖ for some x, and its bound is {bound:.6g}"
         )
+
+
+def _samples(draw: Callable[..., Tensor], shape: tuple[int, ...], seed: int) -> Tensor:
+    return draw(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _equals(actual: Tensor, expected: Tensor, factor: float = 1.0) -> bool:
