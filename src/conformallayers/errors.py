@@ -77,6 +77,21 @@ def channels_last(shape: Sequence[int], expected: Sequence[int]) -> bool:
     return bool(rest) and tuple(shape) == (*rest, *first) != tuple(expected)
 
 
+def wrong_shape(
+    where: str, got: Sequence[int], expected: Sequence[int], remedy: str, kind: str = "input"
+) -> ConformalError:
+    """Build the error of a batch whose samples do not have the expected shape."""
+    add, move = ("x[None]", "x.transpose") if kind == "array" else ("x.unsqueeze(0)", "x.permute")
+    found = f"an {kind}"
+    if tuple(got) == tuple(expected):
+        found, remedy = f"an unbatched {kind}", f"Add the batch axis with {add}."
+    elif channels_last(got[1:], expected):
+        order = (0, len(expected), *range(1, len(expected)))
+        found, remedy = "channels last", f"Move the channels first with {move}{order}."
+    batch = f"a batch of shape (B, {', '.join(map(str, expected))})"
+    return refusal(where, batch, f"{found} of shape {tuple(got)}", remedy)
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """Check for an int or a float; a bool does not count."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

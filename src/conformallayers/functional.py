@@ -80,7 +80,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def length(x: Tensor, offset: Scalar = 0.0) -> Tensor:
+def length(x: Tensor, offset: Scalar) -> Tensor:
     """Return ``√(‖x‖² + c²)`` of each sample with an offset c ≥ 0, shape (B,), in the wide dtype."""
     if not isinstance(offset, Tensor) and offset == 0:
         return norm(x)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, channels_last, refusal, shape_text
+from ..errors import ConformalError, channels_last, refusal, shape_text, wrong_shape
 from ..recipe import layer_operations as layer
 from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, ShapeOf, expect
 from ..recipe.torch.module import RecipeModule
@@ -288,16 +288,7 @@ class Folded(RecipeModule):
         return spatial and x.shape[1] == shape[0] and not channels_last(x.shape[1:], shape)
 
     def _wrong_shape(self, x: Tensor, why: str = "") -> ConformalError:
-        expected = f"a batch of shape (B, {', '.join(map(str, self.input_shape))})"
-        got, remedy = (
-            "an input",
-            "Give samples of that shape, or fold for this one if the model takes it.",
-        )
+        remedy = "Give samples of that shape, or fold for this one if the model takes it."
         if why:
             remedy = f"Fold again for this shape: {why}."
-        if tuple(x.shape) == self.input_shape:
-            got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."
-        elif channels_last(x.shape[1:], self.input_shape):
-            order = (0, x.dim() - 1, *range(1, x.dim() - 1))
-            got, remedy = "channels last", f"Move the channels first with x.permute{order}."
-        return refusal("Folded", expected, f"{got} of shape {tuple(x.shape)}", remedy)
+        return wrong_shape("Folded", x.shape, self.input_shape, remedy)

@@ -42,13 +42,11 @@ _SHRINKS = 4  # a head that leaves fewer outputs than one in four is absorbed; t
 
 @dataclass(frozen=True)
 class HomogeneousMap:
-    """A frozen homogeneous module between samples of fixed shapes, and a bound of its norm."""
+    """A frozen homogeneous module, the shape of its output samples, and a bound of its norm."""
 
     module: nn.Module
-    input_shape: Shape
     output_shape: Shape
     bound: float
-    path: str
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
     if isinstance(module, Join):
         return module
     if is_homogeneous(module):
-        return HomogeneousMap(module, *shapes, step.bound, step.path)
+        return HomogeneousMap(module, step.output_shape, step.bound)
     return operator_of(module, *shapes)
 
 

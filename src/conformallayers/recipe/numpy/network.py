@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import channels_last, refusal, refuse_bytes, shape_text
+from ...errors import refusal, refuse_bytes, shape_text, wrong_shape
 from ..places import Array
 from ..recipe import CHUNK_BYTES, INPUT, Recipe, Shape
 from .operations import RUN
@@ -19,14 +19,7 @@ def check_batch(where: str, x: Array, shape: Shape, about: Mapping[str, Any] | N
         raise refusal(where, "an array of real numbers", str(x.dtype), "Convert it first.")
     refuse_bytes(where, x.dtype.name, about)
     if x.ndim == 0 or x.shape[1:] != shape:
-        kind, remedy = "an array", "Fold for this shape."
-        if x.shape == shape:
-            kind, remedy = "an unbatched array", "Add the batch axis with x[None]."
-        elif channels_last(x.shape[1:], shape):
-            order = (0, len(shape), *range(1, len(shape)))
-            kind, remedy = "channels last", f"Move the channels first with x.transpose{order}."
-        expected = f"a batch of samples of shape {shape_text(shape)}"
-        raise refusal(where, expected, f"{kind} of shape {x.shape}", remedy)
+        raise wrong_shape(where, x.shape, shape, "Fold for this shape.", "array")
 
 
 class Network:
