@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -119,7 +120,7 @@ def test_forged_files_are_refused_or_are_some_network(
         for _ in range(data.draw(some.integers(1, 2))):
             container, key = data.draw(some.sampled_from(list(places(document))))
             near = [container[key]] if isinstance(container, list) else container.values()
-            container[key] = data.draw(some.sampled_from((*JUNK, *near)))
+            container[key] = copy.deepcopy(data.draw(some.sampled_from((*JUNK, *near))))
 
     forge(path, change)
     loaded, runtime = attempt(cl.load, path), attempt(cln.load, path)
@@ -148,7 +149,7 @@ def resized(name: str, *shape: int) -> Callable[[Any, dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d, _: d.update(format=9), "expected a file of format 3, got format 9. Save"),
+        (lambda d, _: d.update(format=9), "expected a file of format 4, got format 9. Save"),
         (lambda d, _: d.update(dtype="int64"), "dtype 'int64'"),
         (lambda d, _: d.update(dtype="float64"), "the constant factor of dtype float32"),
         (lambda d, _: d.update(labels=["a"]), r"not \d+ labels"),
