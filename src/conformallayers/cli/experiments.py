@@ -71,12 +71,13 @@ _EXPERIMENTS: dict[int, tuple[str, Any, str]] = {
 }
 
 
-def _add_experiment(number: int, module: str, kind: Any, help: str) -> None:
+def _add_experiment(number: int, name: str, kind: Any, help: str) -> None:
     """Add the command of an experiment, whose module is imported when it runs."""
 
     def command(*, options: Flat[kind] = kind()) -> None:
+        module = "speed" if number in (3, 4) else name
         run: Any = import_module(f"conformallayers.lab.experiments.{module}")
-        getattr(run, f"run_{module}")(*([number] if number < 3 else []), options)
+        getattr(run, f"run_{name}")(*([number] if number < 3 else []), options)
 
     experiment.command(command, name=str(number), help=help)
 

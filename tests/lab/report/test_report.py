@@ -89,12 +89,16 @@ def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("accuracy/accuracy.json", b"{", "accuracy.json: expected a record"),
-        ("experiment3/times.json", b'{"rows": [{"depth": 1}]}', "got others (KeyError: 'millis"),
-        ("sweep/x/study.json", b"{}", "sweep: expected the files of a command"),
-        ("run/result.json", b"{}", "got others (KeyError: 'samples')"),
-        ("run/metrics.csv", b"", "got others (ValueError: not enough values"),
-        ("run/confusion.csv", b"\xff", "got others (UnicodeDecodeError"),
+        ("accuracy/accuracy.json", b"{", "accuracy.json: expected what a command has written"),
+        (
+            "experiment3/times.json",
+            b'{"rows": [{"depth": 1}]}',
+            "got something else (KeyError: 'millis",
+        ),
+        ("sweep/x/study.json", b"{}", "sweep: expected what a command has written"),
+        ("run/result.json", b"{}", "got something else (KeyError: 'samples')"),
+        ("run/metrics.csv", b"", "got something else (ValueError: not enough values"),
+        ("run/confusion.csv", b"\xff", "got something else (UnicodeDecodeError"),
     ],
 )
 def test_damaged_files_are_refused(

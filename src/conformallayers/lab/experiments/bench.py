@@ -84,7 +84,9 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
 def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
     """Time one network at several batch sizes; it has random weights unless it comes from a file."""
     torch.manual_seed(0)
-    relu = None if subject.relu is None else deployed_relu(subject.relu().eval())
+    relu = None if subject.relu is None else subject.relu().eval()
+    if relu is not None and any(isinstance(part, nn.BatchNorm2d) for part in relu.modules()):
+        relu = fold(relu, IMAGE_SHAPE)  # as it is deployed
     conformal = None if subject.conformal is None else subject.conformal().eval()
     folded = subject.folded if conformal is None else fold(conformal, IMAGE_SHAPE)
     rows = []
@@ -162,12 +164,6 @@ def multiply_adds(folded: Folded) -> int:
 def weights(folded: Folded) -> int:
     """Return the number of stored constants."""
     return sum(array.numel() for array in folded.recipe.constants.values())
-
-
-def deployed_relu(network: nn.Module) -> nn.Module:
-    """Return a plain network as it is deployed: with a BatchNorm, its fold, which merges linear layers."""
-    norms = (isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    return fold(network, IMAGE_SHAPE) if any(norms) else network
 
 
 def relu_engines(

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 import conformallayers as cl
@@ -18,6 +16,7 @@ from ...errors import ConformalError, first_line
 from ...nn.expanded import Expanded
 from ...session import ENGINES
 from ...utils.files import write_json
+from ...utils.progress import progress
 from ...utils.text import count, size, table
 from ..checks import torch_settings
 from ..data.batches import as_input
@@ -124,12 +123,11 @@ def runtimes(folded: cl.Folded, data: Dataset, out: Path) -> list[list[str]]:
 
 def run_demo(out: Path, *, epochs: int = 20) -> Row:
     """Run the demo, write figures, files and ``metrics.json`` into a folder, and return its metrics."""
-    console = Console(highlight=False, soft_wrap=True)
     with torch_settings(1, seed=0):  # more threads do not speed up layers this small
         data, models = load(DIGITS), networks()
         out.mkdir(parents=True, exist_ok=True)
         history = {
-            name: list(track(train(model, data, epochs), f"{name:9}", epochs, console=console))
+            name: list(progress(train(model, data, epochs), epochs, name))
             for name, model in models.items()
         }
         folds = {name: cl.fold(model, SHAPE) for name, model in models.items()}
@@ -138,22 +136,15 @@ def run_demo(out: Path, *, epochs: int = 20) -> Row:
     figures.save(figures.training_figure(history["expanded"], "expanded"), out, "training")
     record = {"epochs": epochs, "networks": metrics, "history": history}
     write_json(out / "metrics.json", record)
-    console.print(f"\n{_summary(models, folds, metrics)}", markup=False)
-    console.print("\nWhere the expanded network runs, folded:", markup=False)
-    console.print(table(["runtime", "µs per image", "result"], lines), markup=False)
-    console.print(f"\nWrote figures, files and metrics.json to {out}/\n\n{NEXT}", markup=False)
-    return record
-
-
-def _summary(models: dict[str, Any], folds: dict[str, cl.Folded], metrics: Row) -> str:
-    """Return a table of the networks as they were trained and folded."""
     rows = []
     for name, found in metrics.items():
         cells = [name, count(sum(p.numel() for p in models[name].parameters()))]
-        cells += [f"{found['microseconds']['trained']:.1f}"]
-        cells += [f"{found['microseconds']['folded']:.1f}", folds[name].strategy]
-        rows.append(
-            [*cells, f"{100 * found['accuracy']['folded']:.1f}", f"{found['difference']:.0e}"]
-        )
-    header = ["network", "trained weights", "µs trained", "µs folded", "strategy"]
-    return table([*header, "accuracy, %", "difference"], rows)
+        cells += [f"{found['microseconds'][path]:.1f}" for path in ("trained", "folded")]
+        cells += [folds[name].strategy, f"{100 * found['accuracy']['folded']:.1f}"]
+        rows.append([*cells, f"{found['difference']:.0e}"])
+    header = ["network", "trained weights", "µs trained", "µs folded", "strategy", "accuracy, %"]
+    print(f"\n{table([*header, 'difference'], rows)}")
+    print("\nWhere the expanded network runs, folded:")
+    print(table(["runtime", "µs per image", "result"], lines))
+    print(f"\nWrote figures, files and metrics.json to {out}/\n\n{NEXT}")
+    return record

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -80,7 +81,9 @@ def image_figure(images: Tensor, labels: Sequence[str], title: str) -> Figure:
         for axes in np.ravel(grid):
             axes.set_axis_off()
         for axes, image, label in zip(np.ravel(grid), images, labels, strict=False):
-            figures.draw_signed(axes, image.sum(0))
+            values = image.sum(0).detach().double().cpu()
+            peak = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+            axes.imshow((values / peak).numpy(), cmap="PuOr", vmin=-1, vmax=1)  # 0 is white
             axes.set_title(label, fontsize=8, pad=2)
         figure.suptitle(title, fontsize=10)
     return figure

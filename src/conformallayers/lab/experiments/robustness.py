@@ -78,8 +78,8 @@ def run_robustness(options: RobustnessOptions) -> Row:
 def _scaling(model: nn.Module, strength: int) -> Callable[[Tensor], Tensor]:
     """Return a network that sees its images scaled, towards the mean image that it subtracts."""
     means = [module.mean for module in model.modules() if isinstance(module, Centre)]
-    mean = means[0] if means else torch.zeros(())
-    return lambda x: model(scaled(x, mean, strength))
+    mean, contrast = means[0] if means else torch.zeros(()), CONTRASTS[strength - 1]
+    return lambda x: model(mean + contrast * (x - mean))
 
 
 def cells(rows: Sequence[Row]) -> Cells:
@@ -133,11 +133,6 @@ def corrupted(images: Tensor, corruption: str, strength: int) -> Tensor:
             np.random.seed(key % 2**32)  # the package draws from numpy's global state
             pixels[index] = corrupt(image, corruption_name=corruption, severity=strength)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-
-def scaled(x: Tensor, mean: Tensor, strength: int) -> Tensor:
-    """Move images towards the mean training image: ``mean + c·(x − mean)``."""
-    return mean + CONTRASTS[strength - 1] * (x - mean)
 
 
 @lru_cache(maxsize=1)

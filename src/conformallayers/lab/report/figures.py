@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
 from cycler import cycler
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from ...utils.files import staged_files
 
@@ -59,13 +57,6 @@ def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
 
 
-def draw_signed(axes: Any, values: Tensor) -> Any:
-    """Show a matrix (rows, columns) divided by its largest entry, 0 in white; return the image."""
-    array = values.detach().double().cpu()
-    peak = array.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return axes.imshow((array / peak).numpy(), cmap="PuOr", vmin=-1, vmax=1)
-
-
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
     """Draw loss, known accuracies and learning rate of each epoch."""
     panels = {
@@ -84,10 +75,5 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
             axes.xaxis.get_major_locator().set_params(integer=True)
         grid[1].legend(frameon=False)
         grid[2].set(xlabel="epoch")
-        figure.suptitle(_plain(title))
+        figure.suptitle(title.replace("$", r"\$"))  # or matplotlib would read a formula
     return figure
-
-
-def _plain(text: str) -> str:
-    """Escape text that matplotlib would read as a formula."""
-    return text.replace("$", r"\$")

@@ -12,7 +12,7 @@ from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
 from ...utils.text import Table, html
-from ..experiments import accuracy, batchsize, bench, cost, depth, paper, robustness
+from ..experiments import accuracy, bench, cost, paper, robustness, speed
 from ..experiments.records import Cells, Row
 from ..training.run_folder import CONFIG, METRICS, RESULT, read_record, readable
 from ..training.train import CONFUSION, TRAINING
@@ -71,27 +71,30 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
     result = read_record(run / RESULT, "report")
     config = read_record(run / CONFIG, "report")
     with readable("report", run):
-        sections = _run_sections(run, result, config)
+        options = [
+            [key, str(value)] for key, value in config.items() if value not in (None, [], False)
+        ]
+        samples = result["samples"]
+        accuracies = [
+            [key.removeprefix("accuracy_"), f"{100 * result[key]:.2f} %"]
+            for key in (
+                "accuracy_folded",
+                "accuracy_layers",
+                "accuracy_validation",
+                "accuracy_train",
+            )
+            if result.get(key) is not None
+        ]
+        about = f"{samples['train']} training images, {samples['test']} test images."
+        sections: dict[str, list[Block]] = {
+            "Accuracy": [about, Table(["measured", "accuracy"], accuracies), _source(result)],
+            "Curves": [run / f"{TRAINING}.png"],
+            "Confusion matrix": [*_csv_table(run / CONFUSION)],
+            "Epochs": [*_csv_table(run / METRICS)],
+            "Options": [Table(["option", "value"], options)],
+        }
         heading = f"{config['network'].rpartition(':')[2]}, {Path(config['dataset']).name}"
     return write_page(out or run / "report.html", heading, sections)
-
-
-def _run_sections(run: Path, result: Row, config: Row) -> dict[str, list[Block]]:
-    options = [[key, str(value)] for key, value in config.items() if value not in (None, [], False)]
-    samples = result["samples"]
-    accuracies = [
-        [key.removeprefix("accuracy_"), f"{100 * result[key]:.2f} %"]
-        for key in ("accuracy_folded", "accuracy_layers", "accuracy_validation", "accuracy_train")
-        if result.get(key) is not None
-    ]
-    about = f"{samples['train']} training images, {samples['test']} test images."
-    return {
-        "Accuracy": [about, Table(["measured", "accuracy"], accuracies), _source(result)],
-        "Curves": [run / f"{TRAINING}.png"],
-        "Confusion matrix": [*_csv_table(run / CONFUSION)],
-        "Epochs": [*_csv_table(run / METRICS)],
-        "Options": [Table(["option", "value"], options)],
-    }
 
 
 def _csv_table(path: Path) -> Iterator[Table]:
@@ -107,8 +110,8 @@ def _csv_table(path: Path) -> Iterator[Table]:
 # Headings: the command that makes a record, its path below the results, and its table.
 _SECTIONS: dict[str, tuple[str, str, Callable[[list[Row]], Cells]]] = {
     "Accuracy: Tables I and II": ("experiment 1", "accuracy/accuracy.json", accuracy.cells),
-    "Time against depth": ("experiment 3", "experiment3/times.json", depth.cells),
-    "Time and memory": ("experiment 4", "experiment4/batches.json", batchsize.cells),
+    "Time against depth": ("experiment 3", "experiment3/times.json", speed.depth_cells),
+    "Time and memory": ("experiment 4", "experiment4/batches.json", speed.batch_cells),
     "Accuracy against cost": ("experiment 5", "experiment5/cifar10.json", cost.cells),
     "Times in ONNX Runtime": (
         *("experiment 5 --measure", "experiment5/cifar10-times.json", cost.time_cells),

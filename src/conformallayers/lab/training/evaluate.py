@@ -79,7 +79,7 @@ def evaluate(
     """Measure a trained network, or a fold, on the test images of a data set, by default that of its training.
 
     Returns:
-        network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``,
+        network, dataset, epoch, images, and the accuracies ``layers`` and ``folded``,
         each None where it does not apply.
     """
     model = load_model(run, "evaluate")
@@ -87,9 +87,7 @@ def evaluate(
     if not isinstance(dataset, Dataset):
         dataset = load_test(dataset, model, shape, options, "evaluate --dataset")
     if model.config is None:
-        folded = model.fold("evaluate")
-        found: dict[str, Any] = {"layers": None, "folded": fold_accuracy(folded, dataset)}
-        found["strategy"] = folded.strategy
+        found = {"layers": None, "folded": fold_accuracy(model.fold("evaluate"), dataset)}
     else:
         found, _ = accuracy_by_path(model.module, dataset, shape)
     return {

@@ -130,14 +130,8 @@ def _check_same_options(folder: Path, config: TrainConfig) -> None:
 
 def read_record(path: Path, where: str) -> dict[str, Any]:
     """Read a JSON object, or refuse the file."""
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except ValueError:  # not JSON, or not UTF-8
-        record = None
-    if not isinstance(record, dict):
-        remedy = "Restore or remove it."
-        raise refusal(f"{where}, {path}", "a record in JSON", "another file", remedy)
-    return record
+    with readable(where, path):
+        return {**json.loads(path.read_text("utf-8"))}
 
 
 @contextmanager
@@ -148,8 +142,8 @@ def readable(where: str, path: Path) -> Iterator[None]:
     except ConformalError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        got, remedy = f"others ({cause_line(error)})", "Restore them, or make them again."
-        raise refusal(f"{where}, {path}", "the files of a command", got, remedy) from error
+        expected, got = "what a command has written", f"something else ({cause_line(error)})"
+        raise refusal(f"{where}, {path}", expected, got, "Restore or remove it.") from error
 
 
 def commit() -> str | None:

@@ -231,7 +231,10 @@ class _Run:
             label = f"epoch {epoch + 1}/{self.config.epochs}"
             row = self.train_epoch(epoch, "" if console.quiet else label)
             self.save([*self.history, row])
-            console.print(f"{label}   {_summary(row)}", highlight=False)
+            shares = {"training": "train_accuracy", "validation": "validation_accuracy"}
+            told = [f"{kind} {100 * row[key]:.2f} %" for kind, key in shares.items() if key in row]
+            line = "   ".join([label, f"loss {row['loss']:.3f}", *told])
+            console.print(line, highlight=False)
             for warning in self.health_warnings() if warn and epoch == 0 else ():
                 console.print(warning, **_PLAIN)
 
@@ -326,13 +329,6 @@ class _Run:
             if figures:
                 write_outcome(self.folder, config, self.history, source.test_labels, scores)
         return TrainResult(row, self.history, self.folder, self.model)
-
-
-def _summary(row: dict[str, Any]) -> str:
-    parts = [f"loss {row['loss']:.3f}", f"training {100 * row['train_accuracy']:.2f} %"]
-    if "validation_accuracy" in row:
-        parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
-    return "   ".join(parts)
 
 
 def write_outcome(

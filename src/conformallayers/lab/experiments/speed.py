@@ -1,7 +1,8 @@
-"""Experiment 4: time and memory of inference against batch size, for D3ModNet and D3ModNetCL."""
+"""Experiments 3 and 4: the paper's networks with ReLU, layer by layer and folded, against depth and batch size."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -16,27 +17,87 @@ from torch import nn
 from ... import networks
 from ...errors import first_line
 from ...folding.fold import fold
+from ...testing import fold_error
 from ...utils.text import count, size
+from ..checks import torch_settings
 from ..measure import interleave, peak, settle
-from ..options import BatchOptions
+from ..options import BatchOptions, DepthOptions
 from ..report import figures
 from .bench import run_module
 from .records import Cells, Records, Row, grouped
 
-RELU, LAYERS, FOLDED = PATHS = "D3ModNet", "D3ModNetCL, layer by layer", "D3ModNetCL, folded"
 _EXECUTIONS = 100
-_SECONDS = 20.0  # time limit of a row
+_SECONDS = 20.0  # time limit of a row of experiment 4
 _GPU = 4 * 2**30  # bytes of the GPU for which the paper counts images
+
+
+def paths(name: str) -> tuple[str, str, str]:
+    """Return what a ReLU network, its conformal counterpart and the fold of that are called in records."""
+    return name, f"{name}CL, layer by layer", f"{name}CL, folded"
+
+
+def run_depth(options: DepthOptions) -> Row:
+    """Time the three paths at each depth in turn, with random weights and pixels; return the record."""
+    figure = partial(depth_figure, batch=options.batch)
+    settings = ("batch", "executions", "threads")
+    records = Records(
+        "experiment 3", options, "times", ("depth",), depth_cells, figure, settings=settings
+    )
+    with torch_settings(options.threads), records:
+        for depth in options.depths:
+            records.row(depth, measure=partial(measure_depth, depth, options))
+    return records.record
+
+
+def measure_depth(depth: int, options: DepthOptions) -> Row:
+    """Return the row of one depth: milliseconds per batch (median and quartiles) by path."""
+    with torch_settings(seed=0):
+        relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
+        x = torch.rand(options.batch, *networks.IMAGE_SHAPE)
+    started = time.perf_counter()
+    folded = fold(conformal, networks.IMAGE_SHAPE)
+    seconds = time.perf_counter() - started
+    models = zip(paths("DkNet"), (relu, conformal, folded), strict=True)
+    engines = {name: partial(run_module, model, x) for name, model in models}
+    return {
+        "depth": depth,
+        "strategy": folded.strategy,
+        "fold_seconds": round(seconds, 3),
+        "fold_error": fold_error(conformal, folded, x[:8]),
+        "milliseconds": interleave(engines, options.executions, calls=5),
+    }
+
+
+def depth_cells(rows: Sequence[Row]) -> Cells:
+    """Return a table of the medians, and of the time of DkNet over that of the fold."""
+    lines = []
+    for row in sorted(rows, key=lambda row: int(row["depth"])):
+        times = [row["milliseconds"][name]["median"] for name in paths("DkNet")]
+        lines.append([str(row["depth"]), *(f"{t:.2f}" for t in (*times, times[0] / times[-1]))])
+    return ["k", *(f"{name}, ms" for name in paths("DkNet")), "DkNet / folded"], lines
+
+
+def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
+    """Plot the median time per batch against depth, one line per path."""
+    with figures.styled(6.8, 4.4) as (figure, axes):
+        lines = {
+            name: [(row["depth"], row["milliseconds"][name]["median"]) for row in rows]
+            for name in paths("DkNet")
+        }
+        figures.draw_lines(axes, lines)
+        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
+        figures.legend_below(figure, axes, 3)
+    return figure
 
 
 def run_batchsize(options: BatchOptions) -> Row:
     """Measure every path at every batch size, each in a process of its own; return the record."""
     key, settings = ("path", "batch"), ("threads",)
     records = Records(
-        *("experiment 4", options, "batches", key, cells, batch_figure), settings=settings
+        *("experiment 4", options, "batches", key, batch_cells, batch_figure), settings=settings
     )
     with records:
-        for path, batch in product(PATHS, options.batches):
+        for path, batch in product(paths("D3ModNet"), options.batches):
             measure = partial(measure_alone, path, batch, threads=options.threads)
             records.row(path, batch, measure=measure)
     return records.record
@@ -62,9 +123,10 @@ def measure_here(path: str, batch: int, executions: int, threads: int | None) ->
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model: nn.Module = networks.D3ModNet() if path == RELU else networks.D3ModNetCL()
+    relu, _, folded = paths("D3ModNet")
+    model: nn.Module = networks.D3ModNet() if path == relu else networks.D3ModNetCL()
     model.eval()
-    if path == FOLDED:
+    if path == folded:
         model = fold(model, networks.IMAGE_SHAPE)
     run_module(model, torch.rand(1, *networks.IMAGE_SHAPE))
     before = settle()
@@ -74,7 +136,7 @@ def measure_here(path: str, batch: int, executions: int, threads: int | None) ->
     return {**row, "peak_bytes": peak() - before}
 
 
-def cells(rows: Sequence[Row]) -> Cells:
+def batch_cells(rows: Sequence[Row]) -> Cells:
     """Return a table of time and memory by path and batch size, and of the images that 4 GiB hold at that rate."""
     lines = []
     for row in rows:
