@@ -112,6 +112,8 @@ def test_run_is_inspected_timed_and_reported(
     assert "stage 1" in (tmp_path / "inspect" / "inspect.txt").read_text("utf-8")
     words = ("--batch", "2", "--executions", "3", "--out", tmp_path / "bench")
     assert run_command("bench", run, *words) == 0
+    assert run_command("playground", run, "--out", tmp_path / "draw.html") == 0
+    assert '"name":"Tiny-pets-seed0"' in (tmp_path / "draw.html").read_text("utf-8")
     assert run_command("report", run, "--out", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()
     assert "<h1>Tiny, pets</h1>" in page

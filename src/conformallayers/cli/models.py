@@ -169,7 +169,7 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
     """Write a web page to draw on, which runs folded networks in JavaScript and needs no server.
 
     Args:
-        folds: Folds written by cl.save, from images to classes, or names of the zoo; mnist-micro if none is given.
+        folds: Run folders, folds written by cl.save, or names of the zoo, from images to classes; mnist-micro if none is given.
         out: File to write.
     """
     from ..lab.playground.page import write_playground
@@ -183,7 +183,7 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
 
     from ..folding.fold import fold as fold_network
     from ..lab.training.own_networks import plain_network
-    from ..lab.training.saved_models import chosen_labels, load_model
+    from ..lab.training.saved_models import load_model
 
     chosen: dict[str, Any] = {}
     if options.strategy is not None:
@@ -207,8 +207,14 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
     else:
         folded = load_model(model, command).fold(command, shape, **chosen)
-    outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
-    folded.labels = chosen_labels(options.labels, folded.labels, outputs, str(model))
+    if options.labels is not None:
+        labels = tuple(options.labels.read_text("utf-8", errors="replace").splitlines())
+        if (len(labels),) != folded.output_shape:
+            expected, remedy = f"a label for each of {folded.output_shape}", "Give one a line."
+            raise refusal(
+                f"{command} --labels {options.labels}", expected, f"{len(labels)}", remedy
+            )
+        folded.labels = labels
     return folded
 
 

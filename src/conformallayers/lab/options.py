@@ -52,7 +52,6 @@ class PredictOptions:
         format: table, csv or jsonl.
         out: File for the rows; standard output if not given.
         batch: Images to read and run at a time.
-        labels: Text file with the name of each class, one per line; those of the model if not given.
         engine: torch, numpy or onnxruntime; a run is folded first.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
         ray: Share the work among processes with Ray Data.
@@ -64,7 +63,6 @@ class PredictOptions:
     format: Literal["table", "csv", "jsonl"] = "table"
     out: Path | None = None
     batch: PositiveInt = 64
-    labels: Path | None = None
     engine: Literal["torch", "numpy", "onnxruntime"] = "torch"
     threads: PositiveInt | None = None
     ray: bool = False

@@ -170,20 +170,22 @@ def test_labels_of_ones_own_and_csv_without_formulas(
     names = tmp_path / "names.txt"
     names.write_text("=1+1\n-2+3\n@SUM(A1)\n-1\n", "utf-8")
     save_grey(Path("=cmd.png"))
-    options = ("--top", 4, "--labels", names)
-    assert run_command("predict", grey, "=cmd.png", *options, "--format", "csv") == 0
+    fold, options = ("fold", grey, "--out", tmp_path / "own", "--labels", names), ("--top", 4)
+    assert run_command(*fold) == 0
+    capsys.readouterr()
+    assert run_command("predict", "own", "=cmd.png", *options, "--format", "csv") == 0
     (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
     assert row["path"] == "'=cmd.png"
     labels = {row[f"label{rank}"] for rank in ("", "_2", "_3", "_4")}
     assert labels == {"'=1+1", "'-2+3", "'@SUM(A1)", "-1"}
-    assert run_command("predict", grey, "=cmd.png", *options, "--format", "jsonl") == 0
+    assert run_command("predict", "own", "=cmd.png", *options, "--format", "jsonl") == 0
     (row,) = rows_of(capsys)
     assert row["path"] == "=cmd.png"
     words = names.read_text().splitlines()
     assert [c["label"] for c in row["top"]] == [words[c["class"]] for c in row["top"]]
     names.write_text("one\ntwo\n")
-    assert run_command("predict", grey, "=cmd.png", *options) == 1
-    assert "names.txt: expected 4 labels, got 2" in capsys.readouterr().err
+    assert run_command(*fold) == 1
+    assert "names.txt: expected a label for each of (4,), got 2" in capsys.readouterr().err
 
 
 def test_out_is_written_whole_or_not_at_all(

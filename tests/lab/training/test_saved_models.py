@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import conformallayers as cl
-from conformallayers.lab.training.saved_models import load_model, locate
+from conformallayers.lab.training.saved_models import load_model
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         cl.ConformalError, match=r"^fold .*nothing: expected a file of cl\.save, .*got no such"
     ):
-        locate(tmp_path / "nothing", "fold")
+        load_model(tmp_path / "nothing", "fold")
     with pytest.raises(cl.ConformalError, match=r"got a folder without checkpoint\.safetensors"):
-        locate(tmp_path, "fold")
+        load_model(tmp_path, "fold")
     path = tmp_path / "file"
     for content in (b"", b"PK\3\4 a zip"):
         path.write_bytes(content)

@@ -16,15 +16,13 @@ import conformallayers as cl
 
 from ... import __version__
 from ...errors import refusal, shape_text
-from ...numpy import load
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
-from ...zoo.catalogue import network_files
 from ..checks import torch_settings
 from ..data.batches import from_images
 from ..data.catalogue import CLASSES, DIGITS, LABELS, SHAPES
 from ..data.datasets import load as load_images
-from ..training.saved_models import locate
+from ..training.saved_models import load_model
 
 NETWORK = "mnist-micro"  # of the zoo, where no other is named
 SHAPE = SHAPES[DIGITS]
@@ -44,16 +42,9 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
     if out.is_dir():
         remedy = "Give a file name such as playground.html."
         raise refusal("playground --out", "a file", f"the folder {out}", remedy)
-    paths = [locate(fold, "playground") for fold in folds or [network_files()[NETWORK]]]
-    replace_file(out, [render(paths).encode()])
-    return out
-
-
-def render(folds: Sequence[Path]) -> str:
-    """Return the page as text."""
     data = {
         "version": __version__,
-        "networks": [network_entry(path) for path in folds],
+        "networks": [network_entry(fold) for fold in folds or [NETWORK]],
         "examples": examples(),
         "graph": folded_graph(),
         "depth": depth_documents(),
@@ -67,20 +58,22 @@ def render(folds: Sequence[Path]) -> str:
     }
     page = (_WEB / "page.html").read_text("utf-8")
     # One pass, so that text like @DATA@ inside a part is not replaced.
-    return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], page)
+    replace_file(out, [re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], page).encode()])
+    return out
 
 
-def network_entry(path: Path) -> Json:
-    """Return a fold for the page: its recipe, its labels, and how its images look."""
-    net = load(path)
+def network_entry(model: str | Path) -> Json:
+    """Return the fold of a model for the page: its recipe, its labels, and how its images look."""
+    loaded = load_model(model, "playground")
+    net = loaded.fold("playground")
     shape, outputs = net.input_shape, net.output_shape
     if len(shape) != 3 or shape[0] not in (1, 3) or len(outputs) != 1:
         expected = "a fold from images (1 or 3, H, W) to one score for each class"
         got = f"{shape_text(shape)} → {shape_text(outputs)}"
-        raise refusal(f"playground {path}", expected, got, "Give another file.")
+        raise refusal(f"playground {model}", expected, got, "Give another file.")
     about = net.about or {}
     return {
-        "name": path.stem,
+        "name": loaded.path.parent.name if loaded.config else loaded.path.stem,
         "labels": list(net.labels or map(str, range(outputs[0]))),
         "white": float(about.get("white", 1.0)),
         "fit": _FITS.get(str(about.get("dataset"))),

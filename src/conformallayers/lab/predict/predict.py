@@ -24,7 +24,7 @@ from ...utils.progress import progress
 from ...utils.text import csv_text, printable
 from ..data.images import Array, Unreadable, find_images, read_image
 from ..options import PredictOptions
-from ..training.saved_models import chosen_labels, load_model
+from ..training.saved_models import load_model
 
 _FIELDS = ("label", "class", "probability", "score")
 _WIDTH = 24  # characters of a column of the table, unless an entry needs more
@@ -85,15 +85,12 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Sess
     """Load a fold, or fold a run; its outputs have labels."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    where = f"predict {os.fspath(model)}"
     folded = load_model(model, "predict").fold("predict")
     if len(folded.output_shape) != 1:
         got = f"(B, {shape_text(folded.output_shape)[1:]}"
         expected = "a network that gives scores (B, classes)"
-        raise refusal(where, expected, got, "Add a Flatten and a head.")
-    (classes,) = folded.output_shape
-    labels = chosen_labels(options.labels, folded.labels, classes, where)
-    folded.labels = labels or tuple(map(str, range(classes)))
+        raise refusal(f"predict {os.fspath(model)}", expected, got, "Add a Flatten and a head.")
+    folded.labels = folded.labels or tuple(map(str, range(folded.output_shape[0])))
     return Session(folded, engine=options.engine, threads=options.threads)
 
 

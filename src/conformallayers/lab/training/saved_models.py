@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,9 @@ class Loaded:
 
     module: nn.Module  # a Folded, or a model in evaluation mode
     path: Path
-    labels: tuple[str, ...] | None = None
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # network, dataset, epoch, white; pictures: the digest of its folder
-    config: TrainConfig | None = None  # of a run
+    labels: tuple[str, ...] | None
+    about: Mapping[str, Any]  # network, dataset, epoch, white; pictures: the digest of its folder
+    config: TrainConfig | None  # of a run
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,8 +52,7 @@ class Loaded:
                 remedy = "It is folded already: leave --shape, --strategy and --dtype out."
                 raise refusal(command, "a training run", f"the fold {self.path}", remedy)
             return self.module
-        shape = shape or self.shape
-        model = self.module
+        shape, model = shape or self.shape, self.module
         if self.config is not None and not self.config.is_own:
             model = from_images(model, shape, self.config.input_shape, command)
         folded = fold(model, shape, **options)
@@ -63,27 +60,18 @@ class Loaded:
         return folded
 
 
-def locate(model: str | os.PathLike[str], command: str) -> Path:
-    """Return the file of a model: the checkpoint of a run folder, another path, or else a network of the zoo."""
-    name, path, shipped = os.fspath(model), Path(model), network_files()
-    for found in (path / CHECKPOINT, path, shipped.get(name)):
-        if found is not None and found.is_file():
-            return found
-    got = f"a folder without {CHECKPOINT}" if path.is_dir() else "no such file"
-    remedy = f"Check the path; conformallayers zoo lists the names.{suggest(name, shipped)}"
-    raise refusal(f"{command} {model}", _SPECS, got, remedy)
-
-
 def load_model(model: str | os.PathLike[str], command: str) -> Loaded:
-    """Load a fold, or the network of a run, in evaluation mode."""
-    path = locate(model, command)
-    if path.name == CHECKPOINT:
-        return _load_run(path)
-    folded = load(path)
-    return Loaded(folded, path, folded.labels, folded.about or {})
-
-
-def _load_run(path: Path) -> Loaded:
+    """Load a file, the checkpoint of a run folder, or else a network of the zoo, in evaluation mode."""
+    name, given, shipped = os.fspath(model), Path(model), network_files()
+    places = given / CHECKPOINT, given, shipped.get(name)
+    path = next((place for place in places if place is not None and place.is_file()), None)
+    if path is None:
+        got = f"a folder without {CHECKPOINT}" if given.is_dir() else "no such file"
+        remedy = f"Check the path; conformallayers zoo lists the names.{suggest(name, shipped)}"
+        raise refusal(f"{command} {model}", _SPECS, got, remedy)
+    if path.name != CHECKPOINT:
+        folded = load(path)
+        return Loaded(folded, path, folded.labels, folded.about or {}, None)
     found = load_checkpoint(path)
     config, module = found.network()
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
@@ -91,15 +79,3 @@ def _load_run(path: Path) -> Loaded:
     if config.pictures is not None:
         about["pictures"] = config.pictures
     return Loaded(module.eval(), path, config.class_names, about, config)
-
-
-def chosen_labels(
-    file: Path | None, own: tuple[str, ...] | None, outputs: int, where: str
-) -> tuple[str, ...] | None:
-    """Return the lines of a text file, or else a network's own labels; refuse unless there is one for each output."""
-    labels = own if file is None else tuple(file.read_text("utf-8", errors="replace").splitlines())
-    if labels is not None and len(labels) != outputs:
-        remedy = "Give one name for every output, in their order."
-        where = str(file or where)
-        raise refusal(where, f"{outputs} labels", f"{len(labels)}", remedy)
-    return labels
