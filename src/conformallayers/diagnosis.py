@@ -38,11 +38,11 @@ class LayerHealth:
     Attributes:
         path: of the module in the model.
         module: a frozen copy of it, in float64.
-        shape: of one sample behind it.
-        length: of the points behind it: their norm, or their root mean square, by the unit.
+        shape: of one sample after it.
+        length: of the points after it: their norm, or their root mean square, by the unit.
         finite: whether all of their numbers are.
         alpha: of an activation, with the ``arriving`` length and the share of the new t that it has ``added``.
-        dead: the number of channels behind a map that are zero in all samples, of ``channels``.
+        dead: the number of channels after a map that are zero in all samples, of ``channels``.
         variance: of a batch norm, and the share of its channels that are ``below_eps``: its running
             variances, or those of the batch where they are not settled yet.
     """
@@ -169,8 +169,8 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
 
     A frozen copy runs the batch in float64 and evaluation semantics, whatever the mode of the model. A batch norm
     that has seen few batches uses the statistics of this one. Hooks do not run.
-    Warnings are about: NaN and infinity, points that vanish or explode, α far from the length of the points
-    that arrive, variances below eps, channels that are dead behind a rectifier, an
+    Warnings are about: NaN and infinity, points that vanish or explode, α far from the length of its input
+    points, variances below eps, channels that are dead after a rectifier, an
     offset that does not fit the inputs, and networks without any homogeneous map.
 
     Args:
@@ -424,7 +424,7 @@ def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
 
 
 def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
-    """Check for channels that are zero in all samples behind a rectifier."""
+    """Check for channels that are zero in all samples after a rectifier."""
     if not layer.dead or not layer.channels:
         return
     limit = _DEAD_MAPS if len(layer.shape) > 1 else _DEAD_UNITS

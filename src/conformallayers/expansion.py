@@ -58,7 +58,7 @@ def expand(
             a layer to a module whose call, without arguments, returns a tensor of the shape of its weight.
         width: of chains, relative to the channels of the layer.
         only: names of the layers to expand, or a function of (name, layer) that chooses them. None takes all
-            convolutions; linear layers are expanded by name.
+            convolutions; linear layers are expanded only if named.
 
     Examples:
         >>> import torch, conformallayers as cl

@@ -59,7 +59,7 @@ class Session:
 
     Args:
         folded: a :class:`Folded` on the CPU in float32 or float64, or the path of a file of :func:`conformallayers.save`.
-        engine: ``"auto"``, ``"onnxruntime"``, ``"torch"`` or ``"numpy"``; afterwards the attribute ``engine`` names the one that runs.
+        engine: ``"auto"``, ``"onnxruntime"``, ``"torch"`` or ``"numpy"``; the attribute ``engine`` then names the chosen one.
         threads: of ONNX Runtime; None takes as many as torch has. Those of torch and numpy belong to the process.
 
     Shape:

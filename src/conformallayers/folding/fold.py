@@ -65,7 +65,7 @@ def fold(
     """Fold a model into a new module for inference; the model is not changed.
 
     Runs of affine layers and branches merge into the cheapest exact convolution or product. Each
-    ConformalLayers becomes one linear map and one quadratic form, and the linear layers right behind it are
+    ConformalLayers becomes one linear map and one quadratic form, and the linear layers right after it are
     absorbed while that makes it cheaper. Whatever the mode of the model, the fold has evaluation
     semantics: dropout is the identity.
 

@@ -26,16 +26,14 @@ def save(
 ) -> None:
     """Save a folded network as one safetensors file; no pickle.
 
-    The file is written beside its place and moved there when it is whole, so that neither a full disk nor a
-    kill leaves half of it. A model before folding needs no file of its own: keep its ``state_dict`` and the
-    arguments of its constructor.
+    The file is written under a temporary name and then renamed, so that neither a full disk nor a kill leaves
+    half of it. To store a model before folding, keep its ``state_dict`` and the arguments of its constructor.
 
     Args:
         folded: of :func:`conformallayers.fold`.
         path: of the file.
         labels: a name for every output; None keeps those that the fold has.
-        about: anything else that JSON can hold, by name; None keeps what the fold has. ``docs/deploy.md``
-            has the names that the command line looks at.
+        about: anything else that JSON can hold, by name; None keeps what the fold has.
 
     Examples:
         >>> import conformallayers as cl, tempfile

@@ -276,7 +276,7 @@ class Product(nn.Module):
 
 
 class Permute(nn.Module):
-    """Reorder the axes behind the batch, as ``x.permute(0, 2, 3, 1)`` and ``x.transpose(1, 2)`` do.
+    """Reorder the axes after the batch, as ``x.permute(0, 2, 3, 1)`` and ``x.transpose(1, 2)`` do.
 
     Args:
         order: axis i of a sample of the result is axis ``order[i]`` of that of the input.

@@ -241,7 +241,7 @@ _REGISTER = (
 def register_linear(module_type: type[nn.Module], bound: Bound, *, rank: int | None = None) -> None:
     """Allow modules of your own type in a :class:`ConformalLayers`.
 
-    The module must be linear in its input, without a bias, and treat each sample by itself;
+    The module must be linear in its input, without a bias, and treat each sample independently;
     :func:`conformallayers.testing.assert_linear` checks that.
 
     Args:
@@ -271,7 +271,7 @@ def register_homogeneous(
 ) -> None:
     """Allow positively homogeneous maps of your own type in a :class:`ConformalLayers`.
 
-    The map must have ``h(λx) = λ·h(x)`` for λ > 0 and treat each sample by itself;
+    The map must have ``h(λx) = λ·h(x)`` for λ > 0 and treat each sample independently;
     :func:`conformallayers.testing.assert_homogeneous` checks that, and the bound.
 
     Args:

@@ -39,7 +39,7 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
     """Write a folded network as one ONNX file, for batches of any size.
 
     The input ``x`` is (batch, *input_shape), the output ``y`` (batch, *output_shape), both in float32. Before the file
-    gets its name, onnx checks it, and ONNX Runtime runs it on batches of 1, 4 and 64 samples (fewer where maps are
+    appears, onnx checks it, and ONNX Runtime runs it on batches of 1, 4 and 64 samples (fewer where maps are
     large), tiny, huge, zero and NaN ones among them: the relative error against torch must be below 1e-5. Without ONNX
     Runtime the reference evaluator of onnx runs batches of 1 and 5, which takes a while. A failed export leaves no file.
 
