@@ -335,7 +335,7 @@ def added(chains: Sequence[Chain], output: str) -> Chain | str:
 def summed(terms: Sequence[Chain], output: str) -> list[Chain]:
     """Merge the terms of a sum that start at one value: all of them, or pair by pair."""
     left = list(terms)
-    for source in {term.source for term in terms}:
+    for source in dict.fromkeys(term.source for term in terms):
         group = [term for term in left if term.source == source]
         both = added(group, f"{output} of {source}") if len(group) > 1 else ""
         if isinstance(both, Chain):
