@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -136,6 +137,19 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(torch.cat([x, F.relu(self.up(self.down(x)))], dim=1))
+
+
+class Written(nn.Module):
+    """Modules and tensors by name, and a function of them and of the input, as people write models."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:

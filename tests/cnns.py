@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import blocks
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -91,38 +93,6 @@ class Mobile(nn.Module):
         return self.classify(y.mean([2, 3]))
 
 
-class Dense(nn.Module):
-    """Layers that each see all maps before them, as in a DenseNet: branches that share values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(3 + 2 * n, 2, 3, padding=1) for n in range(3))
-        self.rectifiers = nn.ModuleList(nn.LeakyReLU(0.1, inplace=True) for _ in range(3))
-        self.pool = nn.AdaptiveMaxPool2d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = [x]
-        for layer, rectifier in zip(self.layers, self.rectifiers, strict=True):
-            maps.append(rectifier(layer(torch.cat(maps, 1))))
-        return self.pool(torch.cat(maps, dim=1))
-
-
-class UNet(nn.Module):
-    """An encoder and a decoder with a skip, without a head but a sigmoid."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.relu = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()
-        self.down, self.middle = nn.Conv2d(4, 6, 2, 2), nn.Conv2d(6, 6, 3, padding=1)
-        self.inner = nn.ReLU()
-        self.up, self.leave = nn.ConvTranspose2d(6, 4, 2, 2), nn.Conv2d(8, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.relu(self.enter(x))
-        x = self.up(self.inner(self.middle(self.down(skip))))
-        return torch.sigmoid(self.leave(torch.cat((skip, x), 1)))
-
-
 def signal_net() -> nn.Sequential:
     """Build a CNN of signals, for 2×24."""
     return nn.Sequential(
@@ -147,8 +117,8 @@ CNNS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vgg without norm": (lambda: vgg(norm=False), (3, 8, 8)),
     "resnet": (ResNet, (3, 8, 8)),
     "mobile": (Mobile, (3, 7, 7)),
-    "dense": (Dense, (3, 6, 6)),
-    "unet": (UNet, (3, 8, 8)),
+    "dense": (lambda: nn.Sequential(blocks.Dense(3), blocks.Dense(7)), (3, 6, 6)),
+    "unet": (lambda: nn.Sequential(blocks.UNet(3), nn.Sigmoid()), (3, 8, 8)),
     "signal": (signal_net, (2, 24)),
 }
 

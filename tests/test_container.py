@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import pickle
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -87,21 +85,6 @@ def test_state_dict_is_that_of_the_plain_twin(x: Tensor) -> None:
     model.load_state_dict(plain.state_dict(), strict=True)
     assert torch.equal(model[0].weight, plain[0].weight)
     assert relative_error(model(x), exact_output(model, x)) <= 5e-6
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_copies(alpha: str | float | None, x: Tensor) -> None:
-    model = pooled_net(alpha)
-    model(x)
-    model.eval()
-    wanted = exact_output(model, x)
-    with torch.no_grad():
-        model(x)  # so that there is a fold that must not be copied
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert relative_error(other(x), wanted) <= 5e-6
-            nn.init.normal_(other[0].weight)
-            assert relative_error(model(x), wanted) <= 5e-6
-            assert relative_error(other(x), exact_output(other, x)) <= 5e-6
 
 
 COMPUTED: dict[str, Callable[[nn.Module], object]] = {
@@ -222,29 +205,6 @@ def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def inputs(batch: int = 5, seed: int = 0) -> Tensor:
     return samples(SHAPE, torch.float32, batch, seed).abs()
-
-
-def test_threads_evaluate_one_model_at_once() -> None:
-    model = circular_net().eval()
-    batches = [inputs(3 + index % 3, index) for index in range(12)]
-    wanted = [exact_output(model, x) for x in batches]
-    errors: list[float] = []
-    start = threading.Barrier(len(batches))
-
-    def work(index: int) -> None:
-        start.wait()
-        with torch.no_grad():
-            for _ in range(5):
-                errors.append(relative_error(model(batches[index]), wanted[index]))
-                model._cache.clear()  # let the others fold again in the middle of things
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 5 * len(batches)
-    assert max(errors) <= 5e-6
 
 
 def test_the_seed_is_left_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import conformallayers as cl
+from blocks import Written
 from cnns import (
     CNNS,
     Mobile,
@@ -42,7 +42,12 @@ def twin_of(
     return twin, samples(shape, torch.float64)
 
 
-FUNCTIONAL = "resnet", "mobile"  # models of functions: expected_of cannot replace their rectifiers
+FUNCTIONAL = (
+    "resnet",
+    "mobile",
+    "dense",
+    "unet",
+)  # models of functions: expected_of cannot replace their rectifiers
 KEEPS = [(name, "all") for name in CNNS]
 KEEPS += [(name, keep) for name in CNNS if name not in FUNCTIONAL for keep in ("pooling", "none")]
 
@@ -52,7 +57,7 @@ def test_a_twin_is_the_model_on_points_with_some_rectifiers_replaced(name: str, 
     build, shape = CNNS[name]
     model = randomise(build())
     twin, x = twin_of(model, shape, keep=keep)
-    assert bool(replaced(twin)) == (keep != "all" and (name, keep) != ("unet", "pooling"))
+    assert bool(replaced(twin)) == (keep != "all")
     expected = expected_of(model, twin, x)
     with torch.no_grad(), cl.layer_by_layer():
         assert relative_error(twin(x), expected) <= 1e-12
@@ -127,17 +132,11 @@ def test_twins_are_copied_pickled_and_loaded(tmp_path: Path) -> None:
             assert torch.allclose(other(x), expected, rtol=1e-5)
 
 
-def test_the_record_is_a_table_that_cannot_be_changed() -> None:
+def test_the_record_is_a_table() -> None:
     twin = cl.convert(ResNet(), SHAPE)
     lines = str(twin.conversion).splitlines()
     assert lines[0].split() == ["path", "type", "what", "why"]
     assert len(lines) == 2 + len(twin.conversion.changes)
-    assert "<table><thead><tr><th>path</th>" in twin.conversion._repr_html_()
-    assert repr(twin.conversion) == str(twin.conversion)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        twin.conversion.changes = ()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        twin.conversion.changes[0].action = "kept"
     rows = {one.path: (one.type, one.action, one.reason) for one in twin.conversion.changes}
     assert rows["stem"] == ("Conv2d", "kept", "affine")
     assert rows["relu"] == ("relu", "replaced by ReSPro", "not next to a pooling or stride")
@@ -147,19 +146,6 @@ def test_the_record_is_a_table_that_cannot_be_changed() -> None:
     assert rows["avg_pool2d"] == ("avg_pool2d", "kept as AdaptiveAvgPool2d", "affine")
     assert rows["view"] == ("view", "kept in the head as Flatten", "after the division")
     assert rows["fc"] == ("Linear", "kept in the head", "after the division")
-
-
-class Squeeze(nn.Module):
-    """Squeeze and excitation: maps times numbers that depend on them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.gate = nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sigmoid())
-        self.last = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        return self.last(x * self.gate(x.mean((2, 3), keepdim=True)))
 
 
 def refusal_of(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> list[str]:
@@ -200,9 +186,15 @@ def test_all_refusals_come_at_once() -> None:
 
 
 def test_gates_are_refused() -> None:
-    rows = refusal_of(Squeeze())
+    model = Written(
+        lambda m, x: m.last(m.conv(x) * m.gate(m.conv(x).mean((2, 3), keepdim=True))),
+        conv=nn.Conv2d(3, 4, 3),
+        gate=nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sigmoid()),
+        last=nn.Conv2d(4, 4, 1),
+    )
+    rows = refusal_of(model)
     assert [row.split()[1] for row in rows] == ["Sigmoid", "mul"]
-    assert "mul(model_conv, model_gate_1) does not fold. Write it with modules" in rows[1]
+    assert "does not fold. Write it with modules" in rows[1]
 
 
 def test_what_a_model_must_be() -> None:
@@ -225,24 +217,21 @@ def test_what_a_model_must_be() -> None:
     assert_says(lambda: cl.convert(lazy, SHAPE), "uninitialised parameters", "model(x)")
     assert_says(lambda: cl.convert(nn.Sequential(), SHAPE), "a model with layers")
 
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
-
-    assert_says(lambda: cl.convert(Two(), SHAPE), "returns one batch")
+    two = Written(lambda m, x: (x, x))
+    assert_says(lambda: cl.convert(two, SHAPE), "returns one batch")
+    gate = nn.Sequential(Written(lambda m, x: x if x.sum() > 0 else -x))
+    assert_says(lambda: cl.convert(gate, SHAPE), "torch.fx can trace", "control")
+    model[0][0][3].register_forward_hook(lambda module, args, result: 2 * result)
+    assert_says(lambda: cl.convert(model, SHAPE), "Conv2d at position 0.0.3", "forward hooks")
 
 
 def test_layers_that_are_never_called_are_dropped() -> None:
-    class Auxiliary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.extra = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            return x + self.extra(x).sum() if self.training else x
-
-    twin = cl.convert(Auxiliary().train(), SHAPE)
+    model = Written(
+        lambda m, x: m.conv(x) + m.extra(m.conv(x)).sum() if m.training else m.conv(x),
+        conv=nn.Conv2d(3, 4, 3),
+        extra=nn.Conv2d(4, 1, 1),
+    )
+    twin = cl.convert(model.train(), SHAPE)
     last = twin.conversion.changes[-1]
     assert (last.path, last.action, last.reason) == ("extra", "dropped", "not called at evaluation")
     assert not any("extra" in key for key in twin.state_dict())
@@ -265,21 +254,36 @@ def test_where_the_head_begins() -> None:
     cl.testing.assert_folds(twin, (2, 8))
 
 
-def test_names_that_a_container_has_already() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.offset, self.train_ = nn.Conv1d(2, 2, 1), nn.ReLU()
-            self.unit = nn.Conv1d(2, 2, 1)
+CONVS = {name: nn.Conv1d(2, 2, 1) for name in ("offset", "unit", "conv")}
+# Models for (2, 5), and the paths of their changes.
+WRITTEN: dict[str, tuple[nn.Module, list[str]]] = {
+    "names that a container has already": (
+        Written(lambda m, x: m.unit(m.train_(m.offset(x))), **CONVS, train_=nn.ReLU()),
+        ["offset", "train_", "unit", "conv"],
+    ),
+    "a value twice": (
+        Written(lambda m, x: torch.cat([m.conv(m.conv(x) * 2)] * 2, 1), conv=CONVS["conv"]),
+        ["conv", "mul", "conv (2)", "cat"],
+    ),
+    "constants": (
+        Written(lambda m, x: m.conv((x - 0.5) / 2).relu(), **CONVS),
+        ["sub", "truediv", "conv", "relu", "offset", "unit"],
+    ),
+}
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.unit(self.train_(self.offset(x)))
 
-    model = Named().double()
-    twin, x = twin_of(model, (2, 5))
-    assert [one.path for one in twin.conversion.changes] == ["offset", "train_", "unit"]
-    with torch.no_grad():
-        assert relative_error(twin(x), expected_of(model, twin, x)) <= 1e-12
+@pytest.mark.parametrize("name", WRITTEN)
+def test_models_as_people_write_them(name: str) -> None:
+    model, paths = copy.deepcopy(WRITTEN[name])
+    model.double()
+    twin, x = twin_of(model, (2, 5), keep="all")
+    assert [one.path for one in twin.conversion.changes] == paths
+    called = {key for key, _ in model.named_parameters() if key.split(".")[0] in paths}
+    dropped = [one.path for one in twin.conversion.changes if one.action == "dropped"]
+    trained = [key for key, _ in model.named_parameters() if key.split(".")[0] not in dropped]
+    assert len(called) >= len(trained) == len(list(twin.features.parameters())) - 1  # the offset
+    with torch.no_grad(), cl.layer_by_layer():
+        assert relative_error(twin(x), model(embedded(twin, x))) <= 1e-12
 
 
 def test_those_beside_a_pooling_stay() -> None:
@@ -314,9 +318,9 @@ def test_before_and_behind(neighbour: nn.Module) -> None:
 def test_by_name() -> None:
     model = vgg()
     assert replaced(cl.convert(model, SHAPE, keep=["0.0.2", "0.1.5"])) == ["0.0.5", "0.1.2"]
-    assert replaced(cl.convert(model, SHAPE, keep=())) == replaced(
-        cl.convert(model, SHAPE, keep="none")
-    )
+    everything = cl.convert(model, SHAPE, keep="none")
+    assert replaced(cl.convert(model, SHAPE, keep=())) == replaced(everything)
+    assert isinstance(everything.head[2], nn.ReLU)
     assert replaced(cl.convert(ResNet(), SHAPE, keep={"relu", "relu_2"})) == [
         f"relu_{n}" for n in (1, 3, 4, 5, 6)
     ]
@@ -331,13 +335,6 @@ def test_all_calls_of_a_module_or_one_of_them() -> None:
     }
     assert rows["relu (2)"] == 'keep="none"'
     assert rows["prelu"] == 'keep="none"; its weight is dropped'
-
-
-def test_the_head_keeps_its_rectifiers() -> None:
-    for keep in ("none", ["1.2"]):
-        twin = cl.convert(vgg(), SHAPE, keep=keep)
-        assert isinstance(twin.head[2], nn.ReLU)
-        assert not any(isinstance(module, nn.ReLU) for module in twin.features.modules())
 
 
 def test_wrong_choices() -> None:
@@ -356,74 +353,16 @@ def test_wrong_choices() -> None:
     )
 
 
-def test_a_value_twice() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv1d(2, 2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            x = self.conv(x + x)  # the same weights again
-            return torch.cat([x, x], 1)
-
-    model = Twice().double()
-    twin, x = cl.convert(model, (2, 5)), samples((2, 5), torch.float64)
-    assert len(list(twin.features.parameters())) == 3  # and the offset
-    with torch.no_grad(), cl.layer_by_layer():
-        assert relative_error(twin(x), model(embedded(twin, x))) <= 1e-12
-
-
 @pytest.mark.parametrize(
     "function",
     [
-        lambda net, x: net.relu(net.same(x)) + x,
-        lambda net, x: F.relu_(torch.flatten(x, 2)) + x,
-        lambda net, x: F.relu(x.contiguous(), inplace=True) + x,
+        lambda m, x: m.relu(m.same(x)) + x,
+        lambda m, x: F.relu_(torch.flatten(x, 2)) + x,
+        lambda m, x: F.relu(x.contiguous(), inplace=True) + x,
     ],
 )
 def test_a_map_that_is_overwritten_by_another_name_is_refused(function: Any) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu, self.same, self.conv = (
-                nn.ReLU(inplace=True),
-                nn.Identity(),
-                nn.Conv1d(2, 2, 1),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(function(self, self.conv(x)))
-
+    parts = {"relu": nn.ReLU(inplace=True), "same": nn.Identity(), "conv": nn.Conv1d(2, 2, 1)}
+    model = Written(lambda m, x: m.conv(function(m, m.conv(x))), **parts)
     with pytest.raises(cl.ConformalError, match="an in-place layer"):
-        cl.convert(Net(), (2, 5), keep="all")
-
-
-def test_constants_become_layers_that_do_not_train() -> None:
-    class Standardised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.randn(2, 1))
-            self.conv, self.scale = nn.Conv1d(2, 2, 1), nn.Parameter(torch.ones(2, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv((x - 0.5) / 2).relu()
-
-    model = Standardised().double()
-    twin, x = twin_of(model, (2, 5), keep="all")
-    assert [name for name, _ in twin.features.named_parameters()] == [
-        *("log_offset", "conv.weight", "conv.bias"),
-    ]
-    with torch.no_grad(), cl.layer_by_layer():
-        assert relative_error(twin(x), model(embedded(twin, x))) <= 1e-12
-
-
-def test_what_torch_fx_cannot_read_and_hooks_are_refused() -> None:
-    class Gate(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
-    assert_says(lambda: cl.convert(nn.Sequential(Gate()), SHAPE), "torch.fx can trace", "control")
-    model = vgg()
-    model[0][0][3].register_forward_hook(lambda module, args, result: 2 * result)
-    assert_says(lambda: cl.convert(model, SHAPE), "Conv2d at position 0.0.3", "forward hooks")
+        cl.convert(model, (2, 5), keep="all")

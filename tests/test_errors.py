@@ -224,6 +224,7 @@ def test_weights_that_are_not_finite_do_not_fold() -> None:
 def test_folded_refuses_other_inputs() -> None:
     folded = cl.fold(image_model(), (3, 8, 8))
     assert_says(lambda: folded(torch.ones(3, 8, 8)), "(B, 3, 8, 8)", "unbatched", "x.unsqueeze(0)")
+    assert_says(lambda: folded(torch.ones(2, 8, 8, 3)), "channels last", "x.permute(0, 3, 1, 2)")
     assert_says(
         lambda: folded(torch.ones(2, 3, 9, 8)), "(B, 3, 8, 8)", "(2, 3, 9, 8)", "Fold again"
     )

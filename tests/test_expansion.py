@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import conformallayers as cl
@@ -123,17 +122,6 @@ def test_inside_conformal_layers() -> None:
     torch.testing.assert_close(bigger.train()(x), model.train()(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(bigger.eval()(x), model.eval()(x), rtol=1e-4, atol=1e-5)
     assert type(cl.collapse(bigger)[0][0]) is cl.Conv2d
-
-
-def test_averaged_models_and_state_dicts() -> None:
-    bigger, x = cl.expand(_network()), torch.rand(2, 3, 16, 16)
-    other = cl.expand(_network())
-    other.load_state_dict(bigger.state_dict())
-    assert torch.equal(other(x), bigger(x))
-    average = AveragedModel(bigger)
-    _train(bigger, 1)
-    average.update_parameters(bigger)
-    assert average.eval()(x).isfinite().all()
 
 
 def test_channels_last_and_checkpoints_of_activations() -> None:

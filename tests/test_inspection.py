@@ -190,12 +190,6 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
         cl.inspect(**{"model": network(), "input_shape": SHAPE, **options})
 
 
-def test_a_collapsing_rule_has_one_form() -> None:
-    layers = cl.Linear(4, 3), cl.Gnomonic(1.5), cl.Linear(3, 3), cl.Gnomonic(0.7)
-    part = one(randomise(cl.ConformalLayers(*layers)), (4,))
-    assert [form.formula for form in part.forms] == [cl.Gnomonic().formula]
-
-
 # -- stages -----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import copy
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,14 +85,6 @@ def test_an_engine_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(session, "ENGINES", {"numpy": wrong})
     with pytest.raises(cl.ConformalError, match="the numbers of torch up to 1e-05, got an error"):
         cl.Session(fold(), engine="numpy")
-
-
-def test_runs_a_file(tmp_path: Path) -> None:
-    folded = fold()
-    cl.save(folded, tmp_path / "net.safetensors")
-    x = torch.rand(2, 2, 10, 10)
-    run = cl.Session(tmp_path / "net.safetensors", engine="torch")
-    torch.testing.assert_close(run(x), folded(x))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         ],
         ["elementwise", "conv", "avg_pool", "add"],
     ),
+    "a residual block": (
+        [cl.Residual(conv(4, 4), nn.ReLU())],
+        ["conv", "elementwise", "add"],
+    ),
     "twice the identity": ([Join([nn.Identity(), nn.Identity()])], ["add"]),
     "nothing": ([nn.Identity(), nn.Dropout()], []),
     "transposed": (

@@ -81,14 +81,6 @@ def test_layers_that_follow_the_size_are_right_or_refused(layer: nn.Module) -> N
         assert error_of_all(folded(x), model(x)) < 1e-6
 
 
-def test_the_error_for_channels_last_says_so() -> None:
-    folded = cl.fold(nn.Conv2d(3, 4, 3), (3, 8, 8))
-    with pytest.raises(cl.ConformalError, match=r"channels last .*x\.permute\(0, 3, 1, 2\)"):
-        folded(torch.zeros(2, 8, 8, 3))
-    with pytest.raises(cl.ConformalError, match=r"unbatched.*unsqueeze"):
-        folded(torch.zeros(3, 8, 8))
-
-
 def test_other_channels_are_refused() -> None:
     folded = cl.fold(nn.Conv2d(3, 2, 3), (3, 8, 8))
     assert folded(torch.rand(1, 3, 9, 9)).shape == (1, 2, 7, 7)

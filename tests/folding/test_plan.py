@@ -24,12 +24,6 @@ def test_explain_is_what_it_was() -> None:
     assert text == SNAPSHOT, text
 
 
-def test_a_strategy_that_is_misspelt_is_named() -> None:
-    message = r'got .bandd.\. Try "auto"\. Did you mean "banded"\?'
-    with pytest.raises(cl.ConformalError, match=message):
-        cl.fold(cl.ConformalLayers(cl.Conv1d(1, 1, 1)), (1, 4), strategy="bandd")
-
-
 SNAPSHOT = """\
 0
   strategy  multiply-adds  constants  estimate for 64  note
@@ -86,25 +80,6 @@ def test_all_strategies_agree(kind: str, projective: bool) -> None:
             else:
                 with pytest.raises(cl.ConformalError, match=f'fold.strategy="{name}"'):
                     cl.fold(model, shape, strategy=name)
-
-
-def test_empty_batches_pass_every_strategy() -> None:
-    circular = cl.ConformalLayers(
-        cl.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), cl.ReSPro()
-    )
-    for strategy in ("dense", "banded", "layers"):
-        assert cl.fold(circular, (1, 6, 6), strategy=strategy)(torch.rand(0, 1, 6, 6)).shape == (
-            0,
-            2,
-            6,
-            6,
-        )
-
-
-def test_an_activation_may_come_first() -> None:
-    model = cl.ConformalLayers(cl.ReSPro(), cl.Conv2d(2, 3, 3), cl.Flatten(), cl.Linear(108, 4))
-    for strategy in ("auto", "conv", "dense"):
-        cl.testing.assert_folds(model, (2, 8, 8), strategy=strategy)
 
 
 def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None:

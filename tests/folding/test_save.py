@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.fold import fingerprint
-from nets import DTYPES, NETS, OFFSETS, SHAPE, Offset, features, folds, net
+from nets import DTYPES, NETS, SHAPE, folds, net
 from support import samples
 
 
@@ -115,16 +115,6 @@ def test_what_a_file_cannot_hold_is_refused_by_name(
     with pytest.raises(cl.ConformalError, match=message):
         cl.save(make(), path)
     assert not list(path.parent.iterdir())
-
-
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_constant_that_is_subtracted_comes_back_to_the_bit(offset: str, path: Path) -> None:
-    head = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), Offset(5, add=True))
-    folded = cl.fold(nn.Sequential(OFFSETS[offset](), features(), head), SHAPE)
-    cl.save(folded, path)
-    x = samples(SHAPE, torch.float32, batch=5)
-    assert torch.equal(cl.load(path)(x), folded(x))
-    torch.testing.assert_close(torch.from_numpy(cln.load(path)(x.numpy())), folded(x))
 
 
 def test_a_registered_layer_may_fold_away(path: Path) -> None:

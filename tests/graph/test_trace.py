@@ -9,18 +9,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.nn.registry import is_homogeneous
 from support import samples
-
-
-def test_maps_are_steps_with_their_bounds() -> None:
-    model = cl.ConformalLayers(
-        cl.Scale(3.0), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.LPPool2d(2, 2), nn.LeakyReLU(-2.0)
-    )
-    trace = cl.trace(model, (2, 9, 9))
-    assert [step.bound for step in trace.steps] == [3.0, 1.0, 2.0, 1.0, 2.0]
-    assert [is_homogeneous(step.module) for step in trace.steps] == [False, True, True, True, True]
-    assert "LPPool2d(norm_type=2" in str(trace)
 
 
 def test_radii_count_maps() -> None:

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 from cases import ALPHAS
@@ -66,14 +65,6 @@ def test_averaged_model(x: Tensor) -> None:
     assert agrees(averaged, x, exact_output(mean, x))
 
 
-def test_shared_memory(x: Tensor) -> None:
-    model = pooled_net()
-    expected = exact_output(model, x)
-    model.share_memory()
-    assert all(parameter.is_shared() for parameter in model.parameters())
-    assert agrees(model, x, expected)
-
-
 def test_backward_hooks_run() -> None:
     model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 2), cl.ReSPro())
     fired: list[int] = []
@@ -101,10 +92,3 @@ def test_equal_seeds_give_equal_runs(alpha: str | float | None, x: Tensor) -> No
         assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_floating_point_operations_are_counted(x: Tensor) -> None:
-    model = cl.ConformalLayers(cl.Linear(6, 5), cl.ReSPro(), cl.Linear(5, 4), cl.ReSPro())
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.rand(7, 6))
-    assert counter.get_total_flops() == 2 * 7 * (6 * 5 + 5 * 4)

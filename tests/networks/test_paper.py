@@ -99,12 +99,3 @@ def test_dropout_trains_and_vanishes(name: str) -> None:
 def test_wrong_arguments_are_refused(options: Any, message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):
         cl.networks.LeNetCL(**options)
-
-
-def test_networks_store_their_arguments() -> None:
-    model: Any = cl.networks.DkNetCL(2, 20, gain=3.0, dtype=torch.float64)
-    expected = {"depth": 2, "hidden": 20, "alpha": None, "projective": False, "gain": 3.0}
-    assert model.arguments == {**expected, "num_classes": 10}
-    assert copy.deepcopy(model).arguments == model.arguments
-    with pytest.raises(TypeError, match=r"__init__\(\) takes 1 positional argument"):
-        cl.networks.LeNetCL(3)

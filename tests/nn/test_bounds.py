@@ -12,9 +12,6 @@ import conformallayers as cl
 from conformallayers.nn import bounds
 from oracle import matrix_of
 
-WIDE = [torch.float64, torch.float32]
-RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}
-
 
 def bound_of(module, shape):
     return cl.trace(cl.ConformalLayers(module), shape).steps[0].bound

@@ -75,19 +75,6 @@ def test_spectral_radius_behind_a_join_is_the_same_everywhere(dtype: torch.dtype
     assert relative_error(y, expected) <= TOLERANCES[dtype]
 
 
-def test_branches_without_activations_are_one_layer() -> None:
-    model = cl.ConformalLayers(
-        cl.Conv2d(2, 2, 3, padding=1),
-        cl.Residual(cl.Conv2d(2, 2, 3, padding=1)),
-        cl.ReSPro(),
-        cl.Parallel(cl.Conv2d(2, 2, 1), cl.Conv2d(2, 3, 1), join="concatenate"),
-        cl.ReSPro(),
-    )
-    assert [step.sources for step in cl.trace(model, SHAPE).steps] == [(i - 1,) for i in range(5)]
-    for strategy in ("dense", "layers"):
-        cl.testing.assert_folds(model, SHAPE, strategy=strategy)
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -132,11 +119,6 @@ def test_a_sum_does_not_broadcast() -> None:
     for act in (lambda: model(torch.rand(2, 1, 8, 8)), lambda: cl.fold(model, (1, 8, 8))):
         with pytest.raises(cl.ConformalError, match="sum of branches"):
             act()
-
-
-def test_one_branch_is_no_join() -> None:
-    model = cl.ConformalLayers(cl.Parallel(nn.Sequential(cl.Linear(4, 4), cl.Gnomonic())))
-    cl.testing.assert_folds(randomise(model), (4,))
 
 
 def test_concatenation_leaves_the_batch_alone() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from cases import LINEAR_CASES
 from support import assert_says
 
 SPATIAL = [f"{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)]
@@ -101,23 +100,6 @@ def test_factory_keywords_and_skip_init(build: Callable[..., nn.Module]) -> None
     assert all(t.is_meta and t.dtype == torch.float64 for t in state.values())
     kept = nn.utils.skip_init(type(build()), *arguments(build())).state_dict()
     assert {k: v.shape for k, v in kept.items()} == {k: v.shape for k, v in state.items()}
-
-
-def test_repr_takes_one_line_and_equals_that_of_torch() -> None:
-    for case in LINEAR_CASES:
-        layer = case.build()
-        if type(layer) in (cl.Residual, cl.Parallel, cl.Split):
-            continue  # they show what they hold, as nn.Sequential does
-        assert "\n" not in repr(layer)
-        namesake = getattr(nn, type(layer).__name__, None)
-        if case.name.startswith("cl.") and namesake is not None:
-            plain = copy.deepcopy(layer)
-            plain.__class__ = namesake
-            assert repr(layer) == repr(plain)
-    assert repr(cl.ReSPro()) == "ReSPro()"
-    assert repr(cl.ReSPro(2.5, projective=True)) == "ReSPro(alpha=2.5, projective=True)"
-    assert repr(cl.ReSPro("learned")) == "ReSPro(alpha='learned')"
-    assert repr(cl.Scale()) == "Scale()"
 
 
 def test_scale_refuses_bad_arguments() -> None:

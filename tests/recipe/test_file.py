@@ -8,18 +8,15 @@ import math
 import os
 import struct
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as some
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
@@ -28,10 +25,10 @@ from conformallayers.recipe import file as limits
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.file import describe, read_recipe, typed
 from conformallayers.recipe.recipe import INPUT, Positive, RecipeBuilder, Size
-from nets import SHAPE, folds, net
+from nets import SHAPE, net
 from oracle import relative_error
 from recipe_cases import RECIPE_CASES, RecipeCase
-from stored import JUNK, forge, places, refused
+from stored import forge, refused
 from support import samples
 
 
@@ -63,80 +60,7 @@ def test_other_readers_understand_the_arrays(path: Path) -> None:
         assert list(file.metadata()) == ["conformallayers"]
 
 
-# -- attacks ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Tensor, Tensor]:
-    path = tmp_path_factory.mktemp("tiny") / "net.safetensors"
-    model = cl.ConformalLayers(cl.Linear(2, 2, bias=True), cl.ReSPro(), cl.Linear(2, 1))
-    folded, x = cl.fold(model, (2,), strategy="dense"), samples((2,), torch.float32)
-    cl.save(folded, path)
-    return path, path.read_bytes(), x, folded(x)
-
-
-def attempt(load: Callable[[Path], Any], path: Path) -> Any:
-    """Return what was loaded, or None if it was refused."""
-    try:
-        return load(path)
-    except cl.ConformalError as error:
-        message = str(error)
-    assert message.startswith(f"load({path})")
-    assert len(message) < 350 + len(str(path))
-    return None
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=some.data())
-def test_damaged_files_are_refused_or_give_equal_numbers(
-    tiny: tuple[Path, bytes, Tensor, Tensor], data: some.DataObject
-) -> None:
-    path, content, x, expected = tiny
-    place = data.draw(some.integers(0, len(content) - 1))
-    tail = data.draw(some.sampled_from((0, place, place + 1, min(place + 9, len(content)))))
-    between = data.draw(some.binary(max_size=9))
-    mutant = content[:place] + between + content[tail:]
-    if data.draw(some.booleans()):
-        lengths = some.sampled_from((0, 1, 2**31, 2**40, 2**63, 2**64 - 1))
-        mutant = struct.pack("<Q", data.draw(lengths)) + mutant[8:]
-    path.write_bytes(mutant)
-    loaded, runtime = attempt(cl.load, path), attempt(cln.load, path)
-    assert (loaded is None) == (runtime is None)
-    if loaded is not None:
-        assert torch.equal(loaded(x), expected)
-        np.testing.assert_allclose(runtime(x.numpy()), expected, rtol=1e-5)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=some.data())
-def test_forged_files_are_refused_or_are_some_network(
-    tmp_path_factory: pytest.TempPathFactory, data: some.DataObject
-) -> None:
-    """Another number in a right place makes another network, the same for torch and numpy."""
-    path = tmp_path_factory.getbasetemp() / "forged.safetensors"
-    cl.save(data.draw(some.sampled_from(folds_to_forge())), path)
-
-    def change(document: Any, arrays: dict[str, Any]) -> None:
-        for _ in range(data.draw(some.integers(1, 2))):
-            container, key = data.draw(some.sampled_from(list(places(document))))
-            near = [container[key]] if isinstance(container, list) else container.values()
-            container[key] = copy.deepcopy(data.draw(some.sampled_from((*JUNK, *near))))
-
-    forge(path, change)
-    loaded, runtime = attempt(cl.load, path), attempt(cln.load, path)
-    assert loaded is None or runtime is not None  # numpy has no plans to check
-    if loaded is not None and loaded.input_shape == SHAPE:
-        x = samples(SHAPE, torch.float32, batch=2)
-        y, other = loaded(x), torch.from_numpy(runtime(x.numpy()))
-        assert y.shape == other.shape
-        if bool(y.isfinite().all()):
-            assert torch.allclose(y, other, rtol=1e-3, atol=1e-3 * float(y.abs().max()))
-
-
-@lru_cache(maxsize=1)
-def folds_to_forge() -> list[Folded]:
-    names = "biases", "unpadded", "several", "linear branches"
-    return [folded for name in names for folded in folds(name, torch.float32)]
+# -- faults: soak/files.py has random ones --------------------------------------------------------
 
 
 def resized(name: str, *shape: int) -> Callable[[Any, dict[str, Any]], None]:

@@ -73,18 +73,6 @@ def test_a_builder_refuses_what_does_not_fit() -> None:
     assert not builder.recipe(INPUT).operations
 
 
-def test_every_recipe_can_be_spliced() -> None:
-    for recipe in RECIPES:
-        builder = RecipeBuilder(recipe.input_shape)
-        builder.splice(recipe, INPUT)
-        again = builder.recipe(builder.splice(recipe, INPUT))
-        assert again.output_shape == recipe.output_shape
-        assert len(again.operations) == 2 * len(recipe.operations)
-        assert len(again.constants) == 2 * len(recipe.constants)
-        assert len(again.fixed_dtypes()) == 2 * len(recipe.fixed_dtypes())
-        again.shapes()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -152,18 +140,6 @@ x: (3,) → (2,)
   y   = matmul(x; weight (5, 3))  (5,)
   y_2 = matmul(y; weight (2, 5))  (2,)
 return y_2"""
-
-
-CONV = {"stride": (1, 2), "padding": (0, 1), "dilation": (1, 1)}
-
-
-def test_settings_that_equal_their_default_are_left_out() -> None:
-    plain = layer.Conv(("x",), ("y",), weight="w", **CONV)
-    grouped = layer.Conv(("x",), ("y",), weight="w", bias="b", groups=2, **CONV)
-    assert dict(plain.constants()) == {"weight": "w"}
-    assert dict(grouped.constants()) == {"weight": "w", "bias": "b"}
-    assert dict(grouped.settings()) == {**dict(plain.settings()), "groups": 2}
-    assert dict(plain.settings(defaults=True))["groups"] == 1
 
 
 def test_a_runtime_refuses_operations_that_it_lacks() -> None:

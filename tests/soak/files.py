@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import struct
 import time
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,10 @@ MUTANTS = 20  # of one file
 SECONDS = 30  # of CPU that a mutant may take
 MEMORY = 2**31  # bytes that a mutant of a few kilobytes may ask for
 _SCALARS = (0, 1, -1, 2, 3, 7, 64, 2**14, 2**31, 2**63, 10**30, 10**400, 0.5, -0.0, 1e-300, 1e300)
-_OTHERS: tuple[Any, ...] = ("", "x", None, True, False, [], {})
+_OTHERS: tuple[Any, ...] = (
+    *("", "x", "tau", "matmul", None, True, False, math.inf),
+    *([], {}, [2**40], [[]], {"operation": "call"}),
+)
 
 
 def attack(case: Case) -> None:
@@ -63,9 +67,16 @@ def _check_damaged(case: Case, path: Path) -> None:
     for read in (load, numpy_runtime.load):
         try:
             read(path)
-        except ConformalError:
+        except ConformalError as error:
+            _check_message(case, str(error), path)
             continue
         case.find(f"{read.__module__}.load takes a file with a wrong checksum")
+
+
+def _check_message(case: Case, text: str, path: Path) -> None:
+    """Expect one short sentence that names the file."""
+    if not text.startswith(f"load({path})") or len(text) > 350 + len(str(path)):
+        case.find(f"a refusal that is no short sentence: {text[:600]}")
 
 
 def _check_mutant(case: Case, text: str, path: Path) -> None:
@@ -75,7 +86,8 @@ def _check_mutant(case: Case, text: str, path: Path) -> None:
     try:
         with limited_memory(MEMORY):
             results = _run(path)
-    except ConformalError:
+    except ConformalError as error:
+        _check_message(case, str(error), path)
         case.counts["mutants refused"] += 1
         return
     except Exception as error:
@@ -119,11 +131,13 @@ def _differ(a: Tensor, b: Tensor, shaken: Tensor) -> str | None:
 
 def _damaged(rng: Random, content: bytes) -> bytes:
     place = rng.randrange(len(content))
-    kind = rng.randrange(3)
+    kind = rng.randrange(4)
     if kind == 0:
         return content[:place]
     if kind == 1:
         return content + b"\0"
+    if kind == 2:  # the length of the header
+        return struct.pack("<Q", rng.choice((0, 1, 2**31, 2**40, 2**63, 2**64 - 1))) + content[8:]
     return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
 
 

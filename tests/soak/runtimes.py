@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,19 +10,16 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
-from conformallayers import numpy as numpy_runtime
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe import integer_operations
 from conformallayers.recipe.layer_operations import AddConstant
-from conformallayers.recipe.onnx.export import LIMITS, open_session
+from conformallayers.recipe.onnx.export import LIMITS
 from conformallayers.recipe.recipe import Operation
 from models import Generator, odd_samples
-from node import NODE, document_of, outputs
-from programs import COMPILER, FLAGS, SANITIZED, run_program
+from runtimes import RUNTIMES, run, takes
 from soak.case import Case
 from soak.reference import Reference
 
-Runtime = Callable[[cl.Folded, Path, Tensor], Tensor]
 _LIMIT = 1e-5  # of C in float32, see docs/deploy.md; of functions of floats in an int8 network
 
 
@@ -77,13 +73,12 @@ def _rounds_alike(operation: Operation) -> bool:
 
 def _outputs(case: Case, folded: cl.Folded, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield each runtime that takes a fold, with its outputs."""
-    for name, runtime in RUNTIMES.items():
-        if name.startswith("C") and folded.dtype != torch.float32:
+    for name in RUNTIMES:
+        if not takes(name, folded):
             continue
         with TemporaryDirectory() as folder, torch.no_grad():
-            cl.save(folded, Path(folder, "net.safetensors"))
             try:
-                y = runtime(folded, Path(folder), x)
+                y = run(name, folded, Path(folder), x)
             except cl.ConformalError as error:
                 if name in ("torch", "numpy"):
                     case.find(f"{name} refuses: {error}")
@@ -96,41 +91,3 @@ def _outputs(case: Case, folded: cl.Folded, x: Tensor) -> Iterator[tuple[str, Te
 def missing() -> list[str]:
     """Return the runtimes that this machine lacks."""
     return [name for name in ("ONNX Runtime", "JavaScript", "C for speed") if name not in RUNTIMES]
-
-
-def _torch(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    y: Tensor = cl.load(folder / "net.safetensors")(x)
-    return y
-
-
-def _numpy(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    return torch.from_numpy(numpy_runtime.load(folder / "net.safetensors")(x.numpy()))
-
-
-def _onnx(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    # Not by export_onnx, which refuses a file that disagrees with torch: that would hide a fault.
-    return torch.from_numpy(open_session(folded, threads=1)(x.numpy()))
-
-
-def _javascript(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    return outputs(folder, [(document_of(folded.recipe, folded.dtype), x)])[0]
-
-
-def _c(optimize: str) -> Runtime:
-    def run(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-        made = cl.export_c(
-            folded, folder, optimize=optimize
-        )  # what it does not refuse must compile
-        ((_, y),) = run_program(folder, [made], [x], [str(COMPILER), *FLAGS, *SANITIZED])
-        return y.view(len(x), *folded.output_shape)
-
-    return run
-
-
-RUNTIMES: dict[str, Runtime] = {"torch": _torch, "numpy": _numpy}
-if find_spec("onnxruntime") is not None:
-    RUNTIMES["ONNX Runtime"] = _onnx
-if NODE is not None:
-    RUNTIMES["JavaScript"] = _javascript
-if COMPILER is not None:
-    RUNTIMES |= {f"C for {aim}": _c(aim) for aim in ("speed", "size")}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.utils.text import Printed, Table, html, table
+from conformallayers.utils.text import Printed, Table, table
 
 EVIL = "<script>alert('x')</script>&"
 TAGS = {"pre", "table", "thead", "tbody", "tr", "th", "td"}
@@ -75,14 +75,6 @@ def test_names_with_markup_are_escaped(found: dict[str, Any], name: str) -> None
     assert "&lt;script&gt;" in page
 
 
-def test_explanation_prints_its_plans_and_stays_a_dictionary(found: dict[str, Any]) -> None:
-    explanation = found["explain"]
-    (path,) = explanation
-    assert str(explanation).startswith(f"{path}\n{explanation[path]}\n")
-    assert repr(explanation) == str(explanation)
-    assert isinstance(explanation, dict)
-
-
 def test_tables_print_as_before_and_empty_paragraphs_are_empty_lines() -> None:
     class Two(Printed):
         def _blocks(self) -> list[str | Table]:
@@ -90,9 +82,3 @@ def test_tables_print_as_before_and_empty_paragraphs_are_empty_lines() -> None:
 
     assert str(Two()) == repr(Two()) == "above\n\n" + table(["a", "b"], [["x", "1"]])
     assert Two()._repr_html_().startswith("<pre>above</pre><table>")
-
-
-def test_numbers_are_right_aligned_and_words_are_not() -> None:
-    page = html([Table(["n"], [["1.5 M"], ["none"], [""]])])
-    assert page.count("text-align: right") == 1
-    assert page.count("text-align: left") == 2

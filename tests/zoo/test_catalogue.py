@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.zoo.catalogue import ENDING, FOLDER, Record, Records, read_record
+from conformallayers.zoo.catalogue import ENDING, FOLDER, Record, read_record
 from support import FORM, TOLERANCES
 
 LARGEST = 3_000_000  # bytes of all files
@@ -132,14 +132,6 @@ def test_listing_needs_no_torch() -> None:
     names, modules = json.loads(done.stdout)
     assert names == [one.name for one in RECORDS]
     assert not {"torch", "pydantic", "sklearn", "cyclopts", "rich"} & set(modules)
-
-
-def test_records_print_as_a_table() -> None:
-    header, _, first, second = str(Records([TOY, replace(TOY, name="other")])).splitlines()
-    assert header.split("  ")[0] == "name"
-    assert " ".join(first.split()) == "toy<1> digits 98.77 % 395 k 48.6 k 198 KiB"
-    assert second.startswith("other")
-    assert "<1>" not in Records([TOY])._repr_html_()
 
 
 def test_card_holds_every_field() -> None:

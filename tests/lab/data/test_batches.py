@@ -40,31 +40,38 @@ def test_inputs_are_padded_enlarged_and_repeated() -> None:
     assert as_input(torch.ones(1, 1, 15, 9, dtype=torch.uint8)).shape == (1, 3, 32, 32)
 
 
-def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    order = torch.arange(count)
-    return order.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 28, 28), order
+MOVES: dict[str, Any] = {"flips": True, "shift": 2}
+with_moves = pytest.mark.parametrize("moves", [{}, MOVES], ids=["still", "moved"])
 
 
-def test_order_hangs_on_seed_and_epoch_alone() -> None:
-    batches = Batches(*numbered(50), batch_size=8, shuffle=True, seed=3)
+@with_moves
+def test_order_and_moves_hang_on_seed_and_epoch_alone(moves: dict[str, Any]) -> None:
+    digits = load("digits")
+    whole = digits.train_images[:50], torch.arange(50)
+    batches = Batches(*whole, batch_size=8, shuffle=True, seed=3, **moves)
     state = torch.get_rng_state()
-    orders = [torch.cat([y for _, y in batches.at(epoch)]).tolist() for epoch in (0, 1, 0)]
+    epochs = [[torch.cat(part) for part in zip(*batches.at(e), strict=True)] for e in (0, 1, 0)]
     assert torch.equal(torch.get_rng_state(), state)
-    assert orders[0] == orders[2] != orders[1]
-    assert sorted(orders[0]) == list(range(50))
-    other = Batches(*numbered(50), batch_size=8, shuffle=True, seed=1)
-    assert torch.cat([y for _, y in other]).tolist() not in orders
-    for x, y in batches:
-        assert torch.equal((255 * x[:, 0, 5, 5]).round().long(), y)
+    (x, y), (_, other), (again, order) = epochs
+    assert torch.equal(x, again)
+    assert torch.equal(y, order)
+    assert not torch.equal(y, other)
+    assert sorted(y.tolist()) == list(range(50))
+    seed = torch.cat([y for _, y in Batches(*whole, batch_size=8, shuffle=True, seed=1)])
+    assert not any(torch.equal(seed, found) for found in (y, other))
+    assert torch.equal(x, as_input(whole[0])[y]) is (not moves)
 
 
+@with_moves
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_every_batch(world: int) -> None:
-    whole = Batches(*numbered(17), batch_size=8, shuffle=True)
-    parts = [
-        Batches(*numbered(17), batch_size=8, shuffle=True, rank=rank, world_size=world)
-        for rank in range(world)
-    ]
+def test_ranks_share_every_batch(world: int, moves: dict[str, Any]) -> None:
+    """Of the last batch some ranks have no image."""
+    images = load("digits").train_images[:17]
+    options = {"batch_size": 8, "shuffle": True, **moves}
+    whole, *parts = (
+        Batches(images, torch.arange(17), **options, rank=rank, world_size=ranks)
+        for rank, ranks in ((0, 1), *((rank, world) for rank in range(world)))
+    )
     for index, (full, *shares) in enumerate(zip(whole, *parts, strict=True)):
         assert torch.equal(torch.cat([y for _, y in shares]), full[1])
         assert torch.equal(torch.cat([x for x, _ in shares]), full[0])
@@ -72,6 +79,17 @@ def test_ranks_share_every_batch(world: int) -> None:
         assert max(sizes) - min(sizes) <= 1
         assert whole.size(index) == len(full[1])
     assert index + 1 == len(whole) == 3
+
+
+def test_flips_alone_mirror_some_images() -> None:
+    images, labels = load("digits").train_images[:17], torch.arange(17)
+    flipped, plain = (
+        torch.cat([x for x, _ in Batches(images, labels, 16, shuffle=True, flips=flips)])
+        for flips in (True, False)
+    )
+    pairs = zip(flipped, plain, strict=True)
+    kinds = {(torch.equal(a, b), torch.equal(a, b.flip(2))) for a, b in pairs}
+    assert kinds == {(True, False), (False, True)}
 
 
 def test_moved_images_are_those_of_rolled_and_mirrored_ones() -> None:
@@ -88,30 +106,6 @@ def test_moved_images_are_those_of_rolled_and_mirrored_ones() -> None:
         source = [slice(max(0, -n), 32 + min(0, -n)) for n in (y, x)]
         expected[:, inside[0], inside[1]] = mirrored[:, source[0], source[1]]
         assert torch.equal(result[k], expected)
-
-
-def test_moves_hang_on_seed_and_epoch_alone_and_ranks_share_them() -> None:
-    digits = load("digits")
-    images, labels = digits.train_images[:17], digits.train_labels[:17]
-    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "flips": True, "shift": 2}
-    whole = Batches(images, labels, **options)
-    state = torch.get_rng_state()
-    first, second, again = (torch.cat([x for x, _ in whole.at(e)]) for e in (0, 1, 0))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, again)
-    shares = [Batches(images, labels, **options, rank=rank, world_size=2) for rank in range(2)]
-    for (x, _), *parts in zip(whole, *shares, strict=True):  # of the last batch one rank has none
-        assert torch.equal(torch.cat([share for share, _ in parts]), x)
-    still = {**options, "flips": False, "shift": 0}
-    plain = torch.cat([x for x, _ in Batches(images, labels, **still)])
-    assert not torch.equal(first, plain)
-    assert not torch.equal(second, first)
-    only_flips = torch.cat([x for x, _ in Batches(images, labels, **{**options, "shift": 0})])
-    kinds = [
-        (torch.equal(a, b), torch.equal(a, b.flip(2)))
-        for a, b in zip(only_flips, plain, strict=True)
-    ]
-    assert {(True, False), (False, True)} == set(kinds)
 
 
 @pytest.mark.parametrize("dataset", ["digits", "cifar"])
@@ -179,15 +173,6 @@ def test_margins_grey_and_enlarging_fold_away_behind_the_mean(
     x = pictures(shape).float() / 255
     y = cln.load(tmp_path / "net.safetensors")(x.numpy())
     assert relative_error(torch.from_numpy(y), folded(x)) < 1e-6
-
-
-def test_a_mean_of_coloured_images_stays_behind_the_channels() -> None:
-    model = centred(pictures((3, 32, 32)))
-    grey = from_images(model, (1, 32, 32))
-    images = pictures((1, 32, 32))
-    with torch.no_grad(), cl.layer_by_layer():
-        assert torch.equal(grey(images / 255), model(as_input(images)))
-    assert [type(module).__name__ for module in grey] == ["RepeatChannels", "Sequential"]
 
 
 def test_shapes_that_no_image_has_are_refused() -> None:

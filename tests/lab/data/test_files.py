@@ -153,20 +153,6 @@ def test_get_copies_checked_files(
     assert (target / "mnist" / LABELS).read_bytes() == b"?"
 
 
-def test_get_without_a_source_says_what_is_needed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command("data", "get", "cifar10", "--data-root", tmp_path) == 1
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    for part in ("--source", "test_batch.bin", str(tmp_path)):
-        assert part in message
-    assert run_command("data", "get", "digits", "--data-root", tmp_path) == 0
-    words = ("data", "get", "mnist", "--data-root", tmp_path, "--source", tmp_path / "no")
-    assert run_command(*words) == 1
-    assert "data get --source: expected files at that address" in capsys.readouterr().err
-
-
 def test_get_unpacks_the_archive(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,15 +138,6 @@ def test_programs_that_fail_are_named(made: CExport, tmp_path: Path) -> None:
         run_on_device(loop, x)
 
 
-@needs_tools
-def test_a_wrong_self_test_fails_the_run(folded: Any, made: CExport, tmp_path: Path) -> None:
-    text = made.source.read_text()
-    other = replace(made, source=tmp_path / "digits.c")
-    other.source.write_text(text.replace("return largest(", "out[0] += 9;\n    return largest("))
-    with pytest.raises(ConformalError, match="exit status 1"):
-        run_on_device(other, np.zeros((1, *folded.input_shape), np.float32), self_test=True)
-
-
 # -- the command --
 
 
@@ -179,21 +170,6 @@ def test_the_tables_are_those_of_the_records() -> None:
             assert f"| {' | '.join(sizes)} | {count(row['instructions'])} |" in shown[row["name"]]
         assert row["same_class"] == 1
         assert row["dtype"] == "float32" or row["output_error"] == 0
-
-
-@needs_tools
-def test_a_plain_network_runs_as_well(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    path = tmp_path / "plain.safetensors"
-    cl.save(cl.fold(cl.networks.MLP(4), (3, 32, 32)), path, about={"dataset": "digits"})
-    options = DeviceOptions(images=3, out=tmp_path / "out")
-    (row,) = run_devices([str(path)], options)["rows"]
-    assert (row["name"], row["same_class"]) == ("plain", 1)
-    assert row["output_error"] < 1e-5
-    cl.save(cl.fold(cl.ConformalLayers(cl.Flatten()), (1, 8, 8)), path)
-    message = "device --dataset: expected the set of the test images"
-    with pytest.raises(ConformalError, match=message):
-        run_devices([str(path)], options)
 
 
 def test_missing_tools_are_one_line(

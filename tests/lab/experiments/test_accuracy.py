@@ -106,14 +106,3 @@ def test_every_variant_is_a_setting_that_train_takes(name: str) -> None:
     for cell in select_cells(1, ["BaseReLUNet", "BaseReSProNet"], []):
         names = {"network": cell.network, "dataset": cell.dataset}
         make_config(**resolved({**names, **paper.VARIANTS[name]}))
-
-
-def test_names_that_an_experiment_has_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, name, message in (
-        ("--network", "LeNet", "experiment 1 --network: expected its networks, got LeNet. It tr"),
-        ("--network", "Lenet", 'Invalid value "Lenet" for --network. Choose from: "BaseLinearNet"'),
-        ("--dataset", "svhn", 'Invalid value "svhn" for --dataset. Choose from: "mnist"'),
-        ("--variant", "best", "experiment 1 --variant: expected one of stride1, "),
-    ):
-        assert run_command("experiment", "1", option, name) == 1
-        assert message in capsys.readouterr().err

@@ -10,9 +10,8 @@ import pytest
 
 from conformallayers.lab.data import datasets
 from conformallayers.lab.experiments import cost
-from conformallayers.lab.experiments.cost import NETWORKS, cells, config_of, run_cost
+from conformallayers.lab.experiments.cost import NETWORKS, config_of, run_cost
 from conformallayers.lab.options import CostOptions
-from support import run_command
 from training import QUIET, few_digits
 
 NAMES = ("LeNet", "StageNet-micro", "StageReLUNet-micro-expanded")
@@ -66,25 +65,6 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     assert "425 k" in table
     assert f"| {ratios['StageNet-micro', 64]} |" in (folder / "digits-times.md").read_text()
     assert (folder / "digits-times.png").exists()
-
-
-def test_unknown_networks_are_not_measured(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("experiment", "5", "--dataset", "digits", "--measure", "--only")
-    assert run_command(*words, "StageNet-mikro") == 1
-    assert 'Did you mean "StageNet-micro"' in capsys.readouterr().err
-
-
-def row(name: str, accuracy: float, **others: Any) -> dict[str, Any]:
-    basic = {"name": name, "seed": 0, "accuracy": accuracy, "multiply_adds": 10_000}
-    return {**basic, "weights": 2000, "error": 1e-7, **others}
-
-
-def test_seeds_are_one_line_of_the_table() -> None:
-    rows = [row("LeNet", 0.7), row("LeNet", 0.72, seed=1, error=3e-7), row("MLP", 0.5)]
-    assert cells(rows)[1] == [
-        ["LeNet", "71.00 ± 1.41 %", "70.00, 72.00", "10 k", "2 k", "3.0e-07"],
-        ["MLP", "50.00 %", "50.00", "10 k", "2 k", "1.0e-07"],
-    ]
 
 
 def test_all_have_one_budget_and_can_be_built() -> None:

@@ -17,14 +17,12 @@ import torch
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.options import PredictOptions
 from conformallayers.lab.predict import predict as network_module
 from conformallayers.lab.predict.predict import likeliest, open_network, score
-from conformallayers.lab.training.train import train
 from pictures import GREY, classifier, image_bytes, pixels, save_grey
 from support import run_command
-from training import QUIET, few_digits, source_environment
+from training import source_environment
 
 WORDS = ("zero", "one", "two", "three")
 
@@ -224,20 +222,6 @@ def test_a_closed_pipe_ends_quietly(grey: Path, tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-def test_runs_of_plain_networks_predict_as_their_layers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train("LeNet", few_digits(), out=tmp_path / "run", console=QUIET, epochs=1)
-    path = save_grey(tmp_path / "a.png")
-    assert run_command("predict", run.folder, path, "--format", "jsonl", "--top", 10) == 0
-    (row,) = rows_of(capsys)
-    with Image.open(path) as image, torch.no_grad():
-        found = torch.from_numpy(np.array(image))[None, None]
-        expected = run.model(as_input(found))[0]
-    found = [choice["score"] for choice in sorted(row["top"], key=lambda c: c["class"])]
-    assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -41,20 +41,6 @@ def test_wrong_options_are_one_line_and_leave_no_folder(
 
 
 @pytest.mark.parametrize(
-    ("options", "meant"),
-    [
-        ({"network": "lenetcl"}, "LeNetCL"),
-        ({"network": "DkNetCl"}, "DkNetCL"),
-        ({"lr": 0.1}, "learning_rate"),
-        ({"batchsize": 8}, "batch_size"),
-    ],
-)
-def test_misspelt_names_get_a_suggestion(options: dict[str, Any], meant: str) -> None:
-    with pytest.raises(cl.ConformalError, match=f'Did you mean "{meant}"'):
-        make_config(**{"network": "LeNetCL", "dataset": "digits", **options})
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"respro": False}, "--no-respro"),

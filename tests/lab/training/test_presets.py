@@ -126,23 +126,3 @@ def test_run_with_a_preset_records_its_options(small: Dataset, tmp_path: Path) -
     assert evaluate.evaluate(run.folder, small)["layers"] == row["accuracy_layers"]
     mean = load_file(run.folder / CHECKPOINT)["model.centre.mean"]
     torch.testing.assert_close(mean, as_input(small.train_images).mean(0))
-
-
-@pytest.mark.parametrize("projective", [False, True])
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("BaseReSProNet", (2, 7)), ("LeNetCL", ()), ("DkNetCL", (2,)), ("D3ModNetCL", ())],
-)
-def test_gain_is_a_factor_on_the_features_and_folds(
-    name: str, arguments: tuple[int, ...], projective: bool
-) -> None:
-    network = getattr(cl.networks, name)
-    torch.manual_seed(0)
-    without = network(*arguments, projective=projective).double()
-    torch.manual_seed(0)
-    model = network(*arguments, projective=projective, gain=20.0).double()
-    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(model.features(x), 20 * without.features(x))
-        folded = cl.fold(model, (3, 32, 32), strategy="layers")
-        torch.testing.assert_close(folded(x), model(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformallayers.recipe.c.text import functions, helpers, indented
+from conformallayers.recipe.c.text import functions, helpers
 
 
 def test_a_program_gets_what_it_calls() -> None:
@@ -19,14 +19,3 @@ def test_functions_are_plain_c() -> None:
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 100
     assert "static void gather_b(const int8_t *x, int8_t *y," in text
-
-
-def test_statements_are_indented_and_wrapped() -> None:
-    call = "f(" + ", ".join(f"argument{i}" for i in range(12)) + ");"
-    lines = indented(["{", call, "}"]).splitlines()
-    assert lines[0] == "    {"
-    assert lines[1].startswith("        f(")
-    assert lines[2].startswith("            argument")
-    assert lines[-1] == "    }"
-    assert max(map(len, lines)) <= 98
-    assert " ".join(line.strip() for line in lines[1:-1]) == call

@@ -11,7 +11,6 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.recipe import integer_operations as integer
-from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.recipe.torch.operations import RUN, _root
@@ -112,32 +111,6 @@ def test_halves_go_to_the_even_neighbour() -> None:
     assert RecipeModule(recipe, torch.float32)(x).tolist() == [[0, 2, 2, 0, -2, -2]]
 
 
-@pytest.mark.parametrize("count", [layer.LONG_ROW - 1, layer.LONG_ROW + 1, 200_000])
-def test_long_products_lose_no_digits(count: int) -> None:
-    builder = RecipeBuilder((count,))
-    weight = torch.rand(2, count)
-    held = {
-        name: builder.constant(name, a) for name, a in (("weight", weight), ("bias", weight[:, 0]))
-    }
-    folded = RecipeModule(builder.recipe(builder.add(layer.Matmul, INPUT, **held)), torch.float32)
-    x = torch.full((1, count), 0.3)
-    exact = x.double() @ weight.double().T + weight[:, 0].double()
-    assert torch.allclose(folded(x).double(), exact, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 20])
-@pytest.mark.parametrize("count", [layer.LONG_ROW, 2 * layer.LONG_ROW, 100_001])
-def test_sums_of_equal_products_keep_the_promise(count: int, batch: int) -> None:
-    weight, x = (torch.rand(n, 1) + 0.5 for n in (24, batch))
-    weight, x = weight.repeat(1, count), x.repeat(1, count)
-    builder = RecipeBuilder((count,))
-    held = builder.constant("weight", weight)
-    folded = RecipeModule(
-        builder.recipe(builder.add(layer.Matmul, INPUT, weight=held)), torch.float32
-    )
-    assert relative_error(folded(x), x.double() @ weight.double().T) < 5e-6
-
-
 @pytest.mark.parametrize("axes", [2, 3])
 def test_upsampling_does_not_depend_on_the_layout(axes: int) -> None:
     conv = {2: cl.Conv2d, 3: cl.Conv3d}[axes]
@@ -150,31 +123,3 @@ def test_upsampling_does_not_depend_on_the_layout(axes: int) -> None:
     folded = cl.fold(model, tuple(x.shape[1:]), strategy="layers")
     for run in (folded, model.train()):
         assert relative_error(run(x.contiguous(memory_format=layout)), expected) < 5e-6
-
-
-def positive(depth: int, channels: int, kernel: int, gain: float = 1.0) -> cl.ConformalLayers:
-    layers: list[nn.Module] = []
-    for index in range(depth):
-        conv = cl.Conv2d(channels if index else 3, channels, kernel, padding=kernel // 2)
-        with torch.no_grad():
-            conv.weight.abs_().mul_(gain)
-        layers += [conv, cl.ReSPro()]
-    return cl.ConformalLayers(*layers).eval()
-
-
-@pytest.mark.parametrize("norm", [1e-2, 1.0, 1e4, 1e8, 3e11])
-@pytest.mark.parametrize("strategy", ["conv", "layers", "dense"])
-@pytest.mark.parametrize(
-    ("depth", "channels", "kernel", "gain"), [(20, 8, 3, 1.0), (6, 8, 1, 1e3), (60, 4, 1, 1.0)]
-)
-@pytest.mark.sampled(4)
-def test_no_sample_is_helped_by_its_neighbour(
-    depth: int, channels: int, kernel: int, gain: float, strategy: str, norm: float
-) -> None:
-    model = positive(depth, channels, kernel, gain)
-    folded = cl.fold(model, (3, 6, 6), strategy=strategy)
-    x = torch.rand(2, 3, 6, 6)
-    x = x / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1) * norm
-    beside = torch.cat([x, torch.full_like(x[:1], float("nan"))])  # forces the division
-    with torch.no_grad():
-        torch.testing.assert_close(folded(x), folded(beside)[:2], rtol=2e-5, atol=0)
