@@ -38,8 +38,8 @@ def geometries() -> Mapping[str, tuple[nn.Module, tuple[int, ...]]]:
     odd += [cl.ReSPro(), nn.PixelShuffle(1), cl.AvgPool2d(3, ceil_mode=True), cl.ReSPro()]
     bare = [cl.ReSPro(2.0), cl.Flatten(), cl.ReSPro(0.5), cl.Linear(12, 3)]
     deep = [m for _ in range(60) for m in (cl.Linear(4, 4), cl.ReSPro())]
-    for layer in deep[::2]:
-        nn.init.orthogonal_(layer.weight)
+    for linear in deep[::2]:
+        nn.init.orthogonal_(linear.weight)
     shapes = {
         "line": (2, 17),
         "plane": (2, 9, 8),
