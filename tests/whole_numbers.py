@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.recipe.integer_operations import integer_values
 from conformallayers.recipe.numpy.operations import RUN as NUMPY
 from conformallayers.recipe.recipe import INPUT, Recipe, Runtime
 from conformallayers.recipe.torch.operations import RUN as TORCH
-from onnx_support import session
-from programs import COMPILER, FLAGS, SANITIZED, export, run_program
+from runtimes import ALL, run, takes
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -43,23 +41,13 @@ def whole_values(recipe: Recipe) -> list[str]:
 
 
 def assert_same_everywhere(fold: Any, x: Tensor, folder: Path) -> None:
-    """Run samples in four runtimes: every output is equal, and in torch and numpy every whole number."""
+    """Run samples in every runtime: every output is equal, and in torch and numpy every whole number."""
     expected = torch_numbers(fold, x)
-    cl.save(fold, folder / "net.safetensors")
-    loaded, net = cl.load(folder / "net.safetensors"), cln.load(folder / "net.safetensors")
-    assert same(torch_numbers(loaded, x), expected)
-    assert same(torch.from_numpy(net(x.numpy())), expected)
+    for name in ALL:
+        if name != "JavaScript" and takes(name, fold):
+            assert same(run(name, fold, folder, x), expected), name
+    net = cln.load(folder / "net.safetensors")
     with torch.inference_mode(), np.errstate(all="ignore"):
         values, others = all_values(TORCH, fold, x), all_values(NUMPY, net, x.numpy())
     for name in whole_values(fold.recipe):
         assert same(values[name].contiguous(), torch.from_numpy(np.ascontiguousarray(others[name])))
-    if fold.dtype != torch.float32:
-        return
-    assert same(session(fold.recipe)(x), expected)
-    if COMPILER is None:
-        return
-    command = [str(COMPILER), *FLAGS, *SANITIZED]
-    ((index, outputs),) = run_program(folder, [export(fold, folder)], [x], command)
-    flat = expected.flatten(1)
-    assert same(outputs, flat)
-    assert torch.equal(index.long(), flat.argmax(1))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
@@ -19,10 +18,10 @@ from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from nets import NETS, OFFSETS, SHAPE, Offset, features, net
 from oracle import randomise, relative_error
-from programs import hard, needs_compiler
+from programs import hard
 from random_recipes import recipes
 from recipe_cases import RECIPE_CASES
-from runtimes import ALL, RUNTIMES, run, wrong
+from runtimes import ALL, run, wrong
 from support import DTYPES, folds, samples
 
 
@@ -111,29 +110,6 @@ def test_random_recipes(recipe: Recipe) -> None:
     xs = [samples(recipe.input_shape, fold.dtype, 2) for fold in found]
     with tempfile.TemporaryDirectory() as folder:
         assert wrong(found, Path(folder), xs, ALL[:4]) == {}, recipe
-
-
-# A failure of a program is not made smaller: each attempt compiles.
-FEW = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
-
-
-@needs_compiler
-@pytest.mark.parametrize("whole", [False, True])
-def test_random_programs(whole: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @settings(max_examples=3, deadline=None, **FEW)
-    @given(st.lists(recipes(whole), min_size=4, max_size=4))
-    def compare(drawn: list[Recipe]) -> None:
-        found = [with_types(recipe, torch.float32) for recipe in drawn]
-        xs = [samples(recipe.input_shape, torch.float32, 2) for recipe in drawn]
-        for name in ("C for speed", "C for size"):
-            folder = tmp_path_factory.mktemp("c")
-            if not whole:
-                assert wrong(found, folder, xs, (name,)) == {}, drawn
-                continue
-            for y, fold, x in zip(RUNTIMES[name](found, folder, xs), found, xs, strict=True):
-                assert torch.equal(y, fold(x)), fold.recipe
-
-    compare()
 
 
 @pytest.mark.parametrize("count", [layer.LONG_ROW + 1, 20_001])

@@ -8,35 +8,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 import conformallayers as cl
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.c.kernels import in_blocks, tile
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.testing import relative_error
-from programs import COMPILER, FLAGS, SANITIZED, Fold, export, needs_compiler, run_program
+from programs import Fold, needs_compiler
+from random_recipes import recipes as random_recipes
+from runtimes import wrong
+from support import samples
 
-_CONV, _POOL = (layer.Conv, layer.ConvTranspose), (layer.AvgPool, layer.MaxPool, layer.NormPool)
 
-
-def check_programs(recipes: list[Recipe], *flags: str) -> None:
+def check_programs(*recipes: Recipe) -> None:
     """Compare programs of both kinds with torch; sanitizers watch memory."""
-    with tempfile.TemporaryDirectory() as name:
-        folds = [Fold(recipe) for recipe in recipes for _ in range(2)]
-        exports = [
-            export(fold, Path(name), name=f"case{i}", optimize=("speed", "size")[i % 2])
-            for i, fold in enumerate(folds)
-        ]
-        inputs = [torch.randn(2, *fold.input_shape) for fold in folds]
-        command = [str(COMPILER), *FLAGS, *flags]
-        every = run_program(Path(name), exports, inputs, command)
-    for (_, found), fold, x in zip(every, folds, inputs, strict=True):
-        expected = fold(x).flatten(1)
-        if integer.integer_values(fold.recipe.operations):
-            assert torch.equal(found, expected), fold.recipe
-        else:
-            assert relative_error(found, expected) < 1e-5, fold.recipe
+    folds = [Fold(recipe) for recipe in recipes]
+    xs = [samples(fold.input_shape, torch.float32, 2) for fold in folds]
+    for name in ("C for speed", "C for size"):
+        with tempfile.TemporaryDirectory() as folder:
+            assert wrong(folds, Path(folder), xs, (name,)) == {}, recipes
+
+
+# A failure is not made smaller: each attempt compiles programs.
+FEW = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+
+
+@needs_compiler
+@pytest.mark.parametrize("whole", [False, True])
+def test_random_networks(whole: bool) -> None:
+    @settings(max_examples=3, deadline=None, **FEW)
+    @given(st.lists(random_recipes(whole), min_size=4, max_size=4))
+    def compare(drawn: list[Recipe]) -> None:
+        check_programs(*drawn)
+
+    compare()
 
 
 def test_tiles_fit_into_registers() -> None:
@@ -74,7 +81,7 @@ def test_a_map_times_a_matrix_is_added_to_a_convolution() -> None:
     torch.manual_seed(0)
     first = torch.nn.Conv2d(3, 3, 3, padding=1)
     model = torch.nn.Sequential(first, torch.nn.ReLU(), Both(), torch.nn.BatchNorm2d(3)).eval()
-    check_programs([cl.fold(model, (3, 4, 4)).recipe], *SANITIZED)
+    check_programs(cl.fold(model, (3, 4, 4)).recipe)
 
 
 @needs_compiler
@@ -90,7 +97,7 @@ def test_a_flattened_map_between_layers_is_quantised_in_order() -> None:
     shapes = recipe.shapes()
     quantised = [op for op in recipe.operations if isinstance(op, integer.Quantize)]
     assert [len(shapes[op.inputs[0]]) for op in quantised] == [1]
-    check_programs([recipe], *SANITIZED)
+    check_programs(recipe)
 
 
 @needs_compiler
@@ -100,7 +107,7 @@ def test_one_channel_of_the_image_is_convolved() -> None:
     weight = builder.constant("weight", torch.randn(2, 1, 3, 3, dtype=torch.float64))
     ones, zeros = (1, 1), (0, 0)
     y = builder.add(layer.Conv, y, weight=weight, stride=ones, padding=zeros, dilation=ones)
-    check_programs([builder.recipe(y)], *SANITIZED)
+    check_programs(builder.recipe(y))
 
 
 @needs_compiler
@@ -110,4 +117,4 @@ def test_every_channel_has_a_kernel_of_its_own(kernel: tuple[int, int]) -> None:
     each = torch.nn.Conv2d(6, 6, kernel, stride=(1, 2), padding=kernel, groups=6)
     model = torch.nn.Sequential(each, torch.nn.ReLU(), torch.nn.Conv2d(6, 3, 1)).eval()
     folded = cl.fold(model, (6, 7, 5))
-    check_programs([folded.recipe, cl.quantize(folded, torch.rand(20, 6, 7, 5)).recipe], *SANITIZED)
+    check_programs(folded.recipe, cl.quantize(folded, torch.rand(20, 6, 7, 5)).recipe)
