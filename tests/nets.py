@@ -108,12 +108,6 @@ def unpadded() -> cl.ConformalLayers:
     return cl.ConformalLayers(*stages)
 
 
-def circular() -> cl.ConformalLayers:
-    options = {"padding": 1, "padding_mode": "circular"}
-    stages = cl.Conv2d(2, 3, 3, **options), cl.ReSPro(), cl.Conv2d(3, 4, 3, **options), cl.ReSPro()
-    return cl.ConformalLayers(*stages)
-
-
 def rules() -> cl.ConformalLayers:
     stages: list[nn.Module] = []
     activations = cl.Gnomonic(), cl.Gnomonic(2.0), cl.ReSPro(projective=True)
@@ -126,16 +120,6 @@ def branches() -> cl.ConformalLayers:
     block = cl.Residual(cl.Conv2d(3, 3, 3, padding=1), cl.ReSPro(), cl.Conv2d(3, 3, 1, bias=True))
     wide = cl.Parallel(cl.Conv2d(3, 2, 1), cl.AvgPool2d(1), join="concatenate")
     return cl.ConformalLayers(cl.Conv2d(2, 3, 3, bias=True), cl.ReSPro(), block, wide, cl.ReSPro())
-
-
-def residual() -> cl.ConformalLayers:
-    block = cl.Residual(cl.Conv2d(3, 3, 3, padding=1), cl.ReSPro())
-    return cl.ConformalLayers(cl.Conv2d(2, 3, 3), cl.ReSPro(projective=True), block)
-
-
-def linear_branches() -> cl.ConformalLayers:
-    block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
-    return cl.ConformalLayers(block, cl.ReSPro(), cl.Scale(0.5), cl.ReSPro())
 
 
 def stages() -> nn.Sequential:
@@ -189,15 +173,10 @@ def centre() -> cl.Centre:
 NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": features,
     "biases": lambda: features(bias=True),
-    "projective": lambda: features(projective=True),
-    "learned": lambda: features(alpha="learned"),
     "rules": rules,
     "unpadded": unpadded,
-    "circular": circular,
+    "circular": circular_net,
     "branches": branches,
-    "residual": residual,
-    "linear branches": linear_branches,
-    "absorbed head": lambda: nn.Sequential(circular(), nn.Flatten(), nn.Linear(144, 3)),
     "torus head": lambda: nn.Sequential(unpadded(), nn.Flatten(), nn.Linear(12, 3)),
     "MLP head": lambda: nn.Sequential(features(), nn.Flatten(), nn.Linear(36, 4), nn.ReLU()),
     "centred": lambda: nn.Sequential(centre(), features(projective=True)),

@@ -16,8 +16,6 @@ from torch.nn.utils import parametrizations
 import conformallayers as cl
 from blocks import Written
 from conformallayers.diagnosis import PartHealth
-from conformallayers.lab.data.batches import as_input
-from conformallayers.lab.data.datasets import load
 from models import EMBEDDINGS, Generator
 from oracle import exact_output, pair, randomise
 from support import FORM, both_forms
@@ -309,23 +307,6 @@ def test_healthy_networks_have_no_warning() -> None:
     masked = healthy()
     masked.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     assert warned(masked) == ()
-
-
-def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
-    torch.manual_seed(0)
-    digits, model = load("digits"), cl.networks.StageNet("micro")
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    held = as_input(digits.test_images[:32])
-    for step in range(50):
-        rows = torch.arange(32 * step, 32 * (step + 1)) % len(digits.train_labels)
-        loss = nn.functional.cross_entropy(
-            model(as_input(digits.train_images[rows])), digits.train_labels[rows]
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step in (0, 3, 20, 49):
-            assert warned(model, held) == (), step
 
 
 ALONE = [  # exactly one warning: its kind, its paths, and pieces of its text

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from blocks import Written
 from support import assert_says
 
 
@@ -180,22 +181,13 @@ def test_bad_dtype(dtype: object) -> None:
     assert_says(action, "fold(dtype=...)", "floating-point", repr(dtype))
 
 
-class Branching(nn.Module):
-    """Cannot be traced: it looks at values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = cl.ConformalLayers(cl.Linear(2, 2), cl.ReSPro())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part(x) if x.sum() > 0 else x
-
-
 def test_models_that_do_not_fold() -> None:
     assert_says(lambda: cl.fold(3, (2,)), "an nn.Module", "got int")
     folded = cl.fold(image_model(), (3, 8, 8))
     assert_says(lambda: cl.fold(folded, (3, 8, 8)), "got a Folded", "already")
-    assert_says(lambda: cl.fold(Branching(), (2,)), "fold(Branching)", "torch.fx", "Fold a part")
+    part = cl.ConformalLayers(cl.Linear(2, 2), cl.ReSPro())
+    branching = Written(lambda m, x: m.part(x) if x.sum() > 0 else x, part=part)
+    assert_says(lambda: cl.fold(branching, (2,)), "fold(Written)", "torch.fx", "Fold a part")
     head = nn.Sequential(image_model(), nn.Flatten(), nn.Linear(5, 2))
     assert_says(lambda: cl.fold(head, (3, 8, 8)), "fold(Sequential)", "(3, 8, 8)", "mat1 and mat2")
 

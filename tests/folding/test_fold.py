@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
+from blocks import Written
 from conformallayers.folding.fold import fingerprint
-from conformallayers.recipe.layer_operations import Concatenate, Pad
+from conformallayers.recipe.layer_operations import Pad
 from nets import conv_stack
 from oracle import oracle, randomise
-from support import TOLERANCES, both_forms, operations, samples
+from support import operations, samples
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -63,18 +65,13 @@ def test_folding_never_changes_the_model(
 
 
 def test_a_model_with_several_conformal_parts_folds_each() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = conv_stack(2, padding=1)
-            self.second = cl.ConformalLayers(cl.Linear(20, 10), cl.ReSPro())
-            self.middle = nn.Linear(6 * 64, 20)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(m.middle(m.first(x).flatten(1)))
+        return m.second(features) + features[:, :10]
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            features = torch.relu(self.middle(self.first(x).flatten(1)))
-            return self.second(features) + features[:, :10]
-
-    model = Two()
+    second = cl.ConformalLayers(cl.Linear(20, 10), cl.ReSPro())
+    parts = {"first": conv_stack(2, padding=1), "second": second}
+    model = Written(forward, middle=nn.Linear(6 * 64, 20), **parts)
     folded = cl.fold(model, (3, 8, 8))
     assert set(folded.explain()) == {"first", "second"}
     x = torch.rand(4, 3, 8, 8)
@@ -127,20 +124,6 @@ def test_a_container_with_its_own_forward_is_refused() -> None:
 
     with pytest.raises(cl.ConformalError, match="Doubled, which overrides it"):
         cl.fold(Doubled(cl.Linear(4, 3), cl.ReSPro()), (4,))
-
-
-@both_forms
-def test_grey_images_fold_from_their_own_pixels(projective: bool) -> None:
-    inner = cl.networks.LeNetCL(projective=projective)
-    model = randomise(nn.Sequential(nn.ZeroPad2d(2), cl.RepeatChannels(3), inner), 1)
-    x = samples((1, 28, 28), torch.float32).abs()
-    folded = cl.fold(model, (1, 28, 28))
-    assert folded.input_shape == (1, 28, 28)
-    assert cl.fold_error(model, folded, x) <= TOLERANCES[torch.float32]
-    assert not operations(folded, Concatenate), "channels are repeated"
-    dense = cl.fold(model, (1, 28, 28), strategy="dense")
-    assert dense.constants.factor.shape == (784, 784)
-    assert cl.fold_error(model, dense, x) <= TOLERANCES[torch.float32]
 
 
 def test_only_what_keeps_the_norm_folds_before_the_part() -> None:

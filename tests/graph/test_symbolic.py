@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import conformallayers as cl
+from blocks import Written
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -18,15 +19,8 @@ pytestmark = pytest.mark.usefixtures("seeded")
 SHAPE = (3, 8, 8)
 
 
-class Model(nn.Module):
-    """A convolution, and a function of its result."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.conv(x))
+def model_of(function: Callable[[Tensor], Tensor]) -> Written:
+    return Written(lambda m, x: function(m.conv(x)), conv=nn.Conv2d(3, 4, 3, padding=1))
 
 
 def small(y: Tensor) -> Tensor:
@@ -49,7 +43,7 @@ def channels(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("function", "fixed"), [(small, True), (heads, True), (channels, False)])
 def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
-    model, x = Model(function).eval(), torch.randn(5, *SHAPE)
+    model, x = model_of(function).eval(), torch.randn(5, *SHAPE)
     folded = cl.fold(model, SHAPE)
     torch.testing.assert_close(folded(x), model(x))
     assert "call" not in {operation.kind for operation in folded.recipe.operations}
@@ -63,6 +57,6 @@ def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
 
 
 def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:
-    model = Model(lambda y: y + torch.randn(4, 1, 1))
+    model = model_of(lambda y: y + torch.randn(4, 1, 1))
     with pytest.raises(cl.ConformalError, match="got random numbers drawn in forward"):
         cl.fold(model, SHAPE)

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import conformallayers as cl
+from blocks import Written
 from conformallayers import functional
 from conformallayers.folding.strategies import STRATEGIES
 from oracle import exact, exact_output, gradient_error, oracle, randomise, relative_error
@@ -274,17 +275,9 @@ def test_a_batch_axis_that_is_merged_stays_outside(make: Callable[[], nn.Module]
 
 
 def test_trace_of_several_parts_tells_what_feeds_them() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
-            self.b = cl.ConformalLayers(cl.Residual(cl.Linear(4, 4), cl.ReSPro()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.a(x) + self.b(x)
-            return result
-
-    trace = cl.trace(Two(), (4,))
+    first = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
+    second = cl.ConformalLayers(cl.Residual(cl.Linear(4, 4), cl.ReSPro()))
+    trace = cl.trace(Written(lambda m, x: m.a(x) + m.b(x), a=first, b=second), (4,))
     sources = {step.path: step.sources for step in trace.steps}
     assert sources["a.0"] == sources["b.0.shortcut"] == sources["b.0.body.0"] == (-1,)
     assert sources["b.0.body.1"] == (3,)

@@ -3,8 +3,6 @@
 Indices in the helpers count from 1, as in print; the last row and column are the homogeneous ones.
 """
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -71,46 +69,8 @@ def samples(d_x, dtype, seed=0, batch=3):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(batch, 1, d_x))).to(dtype)
 
 
-def assert_same_map(matrix, module, x):
-    """Check U X against the module for X = (x, t), and that the homogeneous row keeps t."""
-    t = np.linspace(0.5, 2.0, len(x))
-    X = np.concatenate([x[:, 0].double().numpy(), t[:, None]], 1)
-    Y = X @ matrix.T
-    np.testing.assert_array_equal(Y[:, -1], t)
-    assert_close(module(x).detach()[:, 0], Y[:, :-1])
-
-
 def assert_close(actual, expected):
     assert relative_error(actual, torch.from_numpy(expected)) <= TOLERANCES[actual.dtype]
-
-
-CONVOLUTIONS = [
-    (d_x, d_w, stride, pad, dilation)
-    for d_x, d_w, stride, pad, dilation in product((1, 7), (1, 4), (1, 3), (0, 3), (1, 2))
-    if d_x + 2 * pad > dilation * (d_w - 1)
-]
-POOLINGS = [
-    (d_x, d_w, stride, pad)
-    for d_x, d_w, stride, pad in product((3, 8), (1, 2, 3, 4), (1, 2, 3), (0, 1, 2))
-    if d_x + 2 * pad >= d_w >= 2 * pad
-]
-
-
-@pytest.mark.parametrize(("d_x", "d_w", "stride", "pad", "dilation"), CONVOLUTIONS)
-def test_convolution(d_x, d_w, stride, pad, dilation):
-    conv = cl.Conv1d(1, 1, d_w, stride=stride, padding=pad, dilation=dilation)
-    nn.init.uniform_(conv.weight, 0.2, 1.0, generator=torch.Generator().manual_seed(1))
-    weights = conv.weight.detach().double().numpy().ravel()
-    matrix = convolution_matrix(d_x, weights, stride, pad, dilation)
-    for dtype in DTYPES:
-        assert_same_map(matrix, conv.to(dtype), samples(d_x, dtype).abs())
-
-
-@pytest.mark.parametrize(("d_x", "d_w", "stride", "pad"), POOLINGS)
-def test_average_pooling(d_x, d_w, stride, pad):
-    matrix = pooling_matrix(d_x, d_w, stride, pad)
-    for dtype in DTYPES:
-        assert_same_map(matrix, cl.AvgPool1d(d_w, stride, pad), samples(d_x, dtype).abs())
 
 
 # Stacks of conformal layers: per layer the convolution (d_w, stride, pad, dilation) and, if it

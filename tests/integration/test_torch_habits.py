@@ -46,13 +46,6 @@ def test_state_dicts_through_files(alpha: str | float | None, x: Tensor, tmp_pat
         assert agrees(other, x, expected)
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_meta_device(alpha: str | float | None, x: Tensor) -> None:
-    model = pooled_net(alpha)
-    assert cl.fold(model, POOLED_SHAPE).to("meta")(x.to("meta")).shape == (5, 4)
-    assert model.to("meta")(x.to("meta")).is_meta
-
-
 def test_averaged_model(x: Tensor) -> None:
     first, second = pooled_net(), randomise(pooled_net(), 9)
     averaged = AveragedModel(first)

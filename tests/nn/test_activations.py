@@ -46,17 +46,6 @@ def test_all_paths(act: type, alpha: str | float | None) -> None:
             assert relative_error(folded(x), expected) <= TOLERANCES[dtype], name
 
 
-@pytest.mark.parametrize("act", KINDS.values(), ids=KINDS)
-def test_first_and_second_derivatives(act: type) -> None:
-    model = stack(act, 1.5, 2).double()
-    x = samples((2, 4, 3), torch.float64, 2).requires_grad_()
-    assert torch.autograd.gradcheck(model, (x,))
-    assert torch.autograd.gradgradcheck(model, (x,))
-    x = torch.zeros(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model(x).sum(), x)
-    assert not gradient.any()
-
-
 @pytest.mark.parametrize("act", [cl.Gnomonic, partial(cl.ReSPro, projective=True)])
 def test_scale_invariant_and_bounded(act: Callable[..., cl.RadialActivation]) -> None:
     model = stack(act, "spectral").double()

@@ -20,19 +20,6 @@ BIASED: dict[str, tuple[int, ...]] = {**dict.fromkeys(SPATIAL, (2, 2, 1)), "Line
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_own_layers_have_a_bias_only_if_asked(name: str) -> None:
-    build, arguments = getattr(cl, name), BIASED[name]
-    assert build(*arguments).bias is None
-    assert build(*arguments, bias=False).bias is None
-    assert build(*arguments, bias=True).bias is not None
-    parameters = inspect.signature(build).parameters
-    between = [p.default for p in parameters.values()][len(arguments) :]
-    position = list(parameters).index("bias") - len(arguments)
-    assert build(*arguments, *between[:position], True).bias is not None
-    assert build(*arguments, *between[:position], False).bias is None
-
-
-@pytest.mark.parametrize("name", BIASED)
 def test_signatures_are_those_of_torch_but_for_the_bias(name: str) -> None:
     ours = inspect.signature(getattr(cl, name))
     theirs = inspect.signature(getattr(nn, name))

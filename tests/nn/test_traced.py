@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from blocks import Written
 from conformallayers.nn.registry import SPECS
 from oracle import oracle, randomise, relative_error
 from support import samples
@@ -67,25 +69,14 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
     ],
 )
 def test_what_cannot_be_traced(forward: object, named: str) -> None:
-    class Wrong(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return forward(x)  # type: ignore[operator, no-any-return]
-
     with pytest.raises(cl.ConformalError, match=named):
-        cl.Traced(Wrong())
+        cl.Traced(Written(lambda m, x: forward(x)))  # type: ignore[operator]
 
 
 def test_a_container_is_no_layer_of_a_graph() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.part(x)
-
+    part = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
     with pytest.raises(cl.ConformalError, match=r"got a ConformalLayers at part.* Put its layers"):
-        cl.Traced(Nested())
+        cl.Traced(Written(lambda m, x: x + m.part(x), part=part))
 
 
 def test_a_spectral_activation_stands_once_in_a_traced_module_too() -> None:
@@ -95,21 +86,17 @@ def test_a_spectral_activation_stands_once_in_a_traced_module_too() -> None:
         cl.ConformalLayers(cl.Traced(block))
 
 
-class Dead(nn.Module):
-    """A module with a layer whose result nobody takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.d, self.g = cl.Linear(6, 6), cl.Linear(6, 6), cl.Gnomonic()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x + self.g(self.a(x))
-        self.d(y)
-        return y
+def dead(m: Any, x: Tensor) -> Tensor:
+    """Run a layer whose result nobody takes."""
+    y: Tensor = x + m.g(m.a(x))
+    m.d(y)
+    return y
 
 
 def test_dead_code_stays_dead_after_pickle() -> None:
-    model = cl.ConformalLayers(cl.Traced(Dead())).eval()
+    model = cl.ConformalLayers(
+        cl.Traced(Written(dead, a=cl.Linear(6, 6), d=cl.Linear(6, 6), g=cl.Gnomonic()))
+    ).eval()
     x = samples((6,), torch.float32)
     again = pickle.loads(pickle.dumps(model))
     with torch.no_grad():
@@ -141,15 +128,13 @@ def test_registered_modules_and_subclasses_are_leaves_of_a_traced_module(
     class Mine(cl.Linear):
         pass
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.g = Weighted(), Mine(6, 6), cl.Gnomonic()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat(tensors=[self.g(self.b(self.a(x))), x], dim=1)
-
-    cl.testing.assert_folds(cl.ConformalLayers(cl.Traced(Block())), (6,), dtypes=(torch.float32,))
+    block = Written(
+        lambda m, x: torch.cat(tensors=[m.g(m.b(m.a(x))), x], dim=1),
+        a=Weighted(),
+        b=Mine(6, 6),
+        g=cl.Gnomonic(),
+    )
+    cl.testing.assert_folds(cl.ConformalLayers(cl.Traced(block)), (6,), dtypes=(torch.float32,))
 
 
 def test_bounds_do_not_feed_the_statistics(registered: object) -> None:

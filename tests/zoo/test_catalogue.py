@@ -6,7 +6,6 @@ import importlib.resources
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,23 +26,6 @@ SHAPES = {
     "cifar10": (3, 32, 32),
 }
 each = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
-TOY = Record(
-    name="toy<1>",
-    dataset="digits",
-    accuracy=0.98765,
-    multiply_adds=394_568,
-    parameters=48_599,
-    bytes=203_076,
-    weights=28_970,
-    network="StageNet micro",
-    input_shape=(1, 8, 8),
-    labels=("no", "yes | perhaps"),
-    images=450,
-    command="conformallayers train StageNet digits",
-    commit="0123abc",
-    licence="Apache-2.0",
-    limits="Digits.",
-)
 
 
 def test_files_are_small_and_all_of_them_are_listed() -> None:
@@ -132,16 +114,3 @@ def test_listing_needs_no_torch() -> None:
     names, modules = json.loads(done.stdout)
     assert names == [one.name for one in RECORDS]
     assert not {"torch", "pydantic", "sklearn", "cyclopts", "rich"} & set(modules)
-
-
-def test_card_holds_every_field() -> None:
-    lines = TOY.card.splitlines()
-    assert lines[0] == "# toy<1>"
-    rows = dict(line[2:-2].split(" | ", 1) for line in lines[4:])
-    assert rows["Accuracy"] == "98.77 % of 450 test images"
-    assert rows["Weights"] == "28,970 folded, from 48,599 trained parameters"
-    assert rows["Classes"] == "no, yes \\| perhaps"
-    assert rows["Commit"] == "0123abc"
-    for value in ("394,568", "203,076", "(1, 8, 8)", "`conformallayers train", "Apache", "Digits."):
-        assert value in TOY.card
-    assert "| Commit | not recorded |" in replace(TOY, commit=None).card

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import conformallayers as cl
+from blocks import Written
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.c.kernels import in_blocks, tile
@@ -70,17 +71,11 @@ def test_weights_are_in_blocks_of_eight_outputs_or_four(outputs: int) -> None:
 
 @needs_compiler
 def test_a_map_times_a_matrix_is_added_to_a_convolution() -> None:
-    class Both(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.rows = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv(x) + self.rows(x)
-
     torch.manual_seed(0)
+    parts = {"conv": torch.nn.Conv2d(3, 3, 3, padding=1), "rows": torch.nn.Linear(4, 4)}
+    both = Written(lambda m, x: m.conv(x) + m.rows(x), **parts)
     first = torch.nn.Conv2d(3, 3, 3, padding=1)
-    model = torch.nn.Sequential(first, torch.nn.ReLU(), Both(), torch.nn.BatchNorm2d(3)).eval()
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), both, torch.nn.BatchNorm2d(3)).eval()
     check_programs(cl.fold(model, (3, 4, 4)).recipe)
 
 

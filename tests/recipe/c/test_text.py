@@ -5,13 +5,6 @@ from __future__ import annotations
 from conformallayers.recipe.c.text import functions, helpers
 
 
-def test_a_program_gets_what_it_calls() -> None:
-    text = functions("times_runs(w, runs, places, x, b, y, 3); sqrt(2); own_call();")
-    assert text.index("static float dot(") < text.index("static void times_runs(")
-    assert text.count("static ") == 2
-    assert functions("sqrt(2)") == ""
-
-
 def test_functions_are_plain_c() -> None:
     names = [name for name in helpers() if name not in ("pool", "products", "depthwise")]
     text = functions(" ".join(f"{name}() {name}_f() {name}_b()" for name in names))

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import conformallayers as cl
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx.layers import MixedPool, merged_pools
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMIT, error, node_kinds, session, single
-from oracle import relative_error
 from programs import Fold
 from recipe_cases import FORMULAS
 from support import samples
@@ -121,29 +118,6 @@ def test_windows_that_are_cut_off_are_pooled_apart(sizes: tuple[int, ...]) -> No
     recipe = mixed(sizes, ceil_mode=True)
     assert not any(isinstance(op, MixedPool) for op in merged_pools(recipe).operations)
     assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
-
-
-@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e11])
-@pytest.mark.parametrize("bias", [None, 0.0, 0.5])
-@pytest.mark.parametrize("opset", [20, 25])
-@pytest.mark.parametrize("offset", [1.0, 50.0])
-@pytest.mark.sampled(4)
-def test_norms_of_small_points_beside_an_offset(
-    size: float, bias: float | None, opset: int, offset: float
-) -> None:
-    torch.manual_seed(2)
-    last = cl.Conv2d(8, 4, 2, bias=bias is not None)
-    if last.bias is not None:
-        nn.init.constant_(last.bias, bias or 0.0)
-    model = cl.ConformalLayers(
-        *(cl.Conv2d(1, 8, 3), cl.ReSPro(projective=True)),
-        *(cl.Split([4, 4], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), last, cl.Flatten()),
-        offset=offset,
-    )
-    folded = cl.fold(model, (1, 8, 8))
-    x = size * samples((1, 8, 8), torch.float32, 3)
-    y = session(folded.recipe, opset)(x)
-    assert relative_error(y, folded(x).detach()) <= 5e-6
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e11])

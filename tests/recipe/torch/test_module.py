@@ -41,24 +41,6 @@ def test_large_batches_run_in_chunks_with_the_same_numbers(
     assert bool((x.grad != 0).flatten(1).any(1).all())
 
 
-@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
-@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers"])
-def test_autocast_to_float16(strategy: str, scale: float) -> None:
-    model = nn.Sequential(
-        cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro()),
-        nn.Flatten(),
-        nn.Linear(384, 10, bias=False),
-    ).eval()
-    folded = cl.fold(model, (3, 12, 12), strategy=strategy)
-    x = scale * torch.rand(3, 3, 12, 12)
-    with torch.no_grad():
-        expected = folded(x)
-        with torch.autocast("cpu", torch.float16):
-            y = folded(x)
-    assert bool(torch.isfinite(y).all())
-    assert float((y - expected).norm() / expected.norm()) < 5e-3
-
-
 def inputs(batch: int = 5, seed: int = 0) -> Tensor:
     return samples(SHAPE, torch.float32, batch, seed).abs()
 
