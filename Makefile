@@ -31,7 +31,7 @@ demo: $(READY)
 	$(BIN)/conformallayers demo
 
 # The inner loop: every layer of the house, in less than a minute on two cores.
-QUICK := $(addprefix tests/,utils nn/test_registry.py nn/test_bounds.py recipe/test_recipe.py recipe/test_places.py test_functional.py \
+QUICK := $(addprefix tests/,utils nn/test_registry.py nn/test_bounds.py recipe/test_recipe.py test_functional.py \
 	nn/test_layers.py nn/test_activations.py nn/test_traced.py recipe/numpy integration/test_derivation.py \
 	integration/test_contributing.py)
 

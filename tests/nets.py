@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -59,11 +58,6 @@ def conv_stack(
         layers.append(cl.Conv2d(channels if index else inputs, channels, 3, **options))
         layers.append(cl.ReSPro(projective=projective))
     return cl.ConformalLayers(*layers)
-
-
-def with_linear_head(part: cl.ConformalLayers, shape: tuple[int, ...]) -> nn.Sequential:
-    size = math.prod(cl.trace(part, shape).output_shape)
-    return nn.Sequential(part, nn.Flatten(), nn.Linear(size, 7))
 
 
 def pooled_net(alpha: str | float | None = None, **factory: object) -> cl.ConformalLayers:

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import conformallayers as cl
 from cases import ALPHAS
 from conformallayers import container
-from nets import POOLED_SHAPE, SHAPE, circular_net, pooled_net
+from nets import POOLED_SHAPE, pooled_net
 from oracle import exact_output, oracle, randomise, relative_error
 from support import folds, samples
 
@@ -201,21 +201,6 @@ def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "dense_matrix", lambda *_: pytest.fail("built a large matrix"))
     with torch.no_grad():
         model(torch.rand(1, 3, 224, 224))
-
-
-def inputs(batch: int = 5, seed: int = 0) -> Tensor:
-    return samples(SHAPE, torch.float32, batch, seed).abs()
-
-
-def test_the_seed_is_left_alone() -> None:
-    torch.manual_seed(5)
-    wanted = torch.rand(3)
-    torch.manual_seed(5)
-    model = circular_net("spectral")
-    torch.manual_seed(5)
-    model(inputs())
-    cl.fold(model, SHAPE)
-    assert torch.equal(torch.rand(3), wanted)
 
 
 def test_load_by_assignment_from_meta(x: Tensor) -> None:

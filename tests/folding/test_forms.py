@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.forms import forms_of, stacked_layers
-from conformallayers.folding.forms import matrix_of as matrix_of_stage
 from oracle import randomise, relative_error
 from support import both_forms, folds, samples, stage_of
 
@@ -52,21 +51,6 @@ def test_forms_are_the_products_of_the_responses(height: int, projective: bool) 
         responses = stacked_layers(stage, group)
         expected = responses.T @ responses
         assert torch.allclose(form, expected, rtol=1e-12, atol=1e-14 * float(expected.max()))
-
-
-def test_the_matrix_of_few_outputs_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = []
-    pool = nn.functional.adaptive_avg_pool2d
-
-    def counted(x: Tensor, size: object) -> Tensor:
-        passed.append(len(x))
-        return pool(x, size)
-
-    monkeypatch.setattr(nn.functional, "adaptive_avg_pool2d", counted)
-    layers = cl.Conv2d(1, 25, 1), cl.ReSPro(projective=True), cl.AdaptiveAvgPool2d(1)
-    matrix = matrix_of_stage(stage_of(cl.ConformalLayers(*layers), (1, 40, 40)))
-    assert matrix.shape == (25, 1600)
-    assert sum(passed) < 1600 / 4
 
 
 SHAPE = (2, 6, 6)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn import bounds
-from nets import conv_stack, with_linear_head
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -53,33 +51,6 @@ def test_a_named_strategy_is_used_where_it_applies() -> None:
 
 
 pytestmark = pytest.mark.usefixtures("seeded")
-
-
-STACKS = {
-    "padded": {"padding": 1},
-    "unpadded": {},
-    "circular": {"padding": 1, "padding_mode": "circular"},
-    "dilated": {"padding": 2, "dilation": 2},
-}
-
-
-@pytest.mark.parametrize("projective", [False, True])
-@pytest.mark.parametrize("kind", STACKS)
-@pytest.mark.sampled(3)
-def test_all_strategies_agree(kind: str, projective: bool) -> None:
-    shape = (3, 11, 9)
-    expected = {"dense", "banded", "layers"}
-    expected |= {"conv"} if kind != "circular" else set()
-    for model in (
-        conv_stack(3, projective=projective, **STACKS[kind]),
-        with_linear_head(conv_stack(3, projective=projective, **STACKS[kind]), shape),
-    ):
-        for name in STRATEGIES:
-            if name in expected:
-                cl.testing.assert_folds(model, shape, strategy=name)
-            else:
-                with pytest.raises(cl.ConformalError, match=f'fold.strategy="{name}"'):
-                    cl.fold(model, shape, strategy=name)
 
 
 def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None:

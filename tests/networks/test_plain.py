@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,8 +26,3 @@ def test_resnet8_is_that_of_mlperf_tiny() -> None:
 def test_mlp_costs_as_much_as_lenet() -> None:
     assert multiply_adds(cl.networks.MLP()) == 3072 * 200 + 200 * 10
     assert multiply_adds(cl.networks.LeNet()) == 651_720
-
-
-def test_a_hidden_layer_has_a_width() -> None:
-    with pytest.raises(cl.ConformalError, match="hidden: expected an integer > 0, got 0"):
-        cl.networks.MLP(0)

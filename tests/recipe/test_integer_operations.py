@@ -11,7 +11,6 @@ import torch
 import conformallayers as cl
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe import integer_operations as integer
-from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from support import assert_says
 
@@ -68,18 +67,6 @@ def test_sums_and_multipliers_are_bounded() -> None:
 def test_settings_out_of_range(kind: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         kind(inputs=("x",), outputs=("y",), **settings).shapes([(1, 2000)], lambda name: ())
-
-
-def test_operations_that_keep_whole_numbers() -> None:
-    ends: dict[str, Any] = {"inputs": ("x",), "outputs": ("y",)}
-    assert layer.Elementwise(**ends, function="relu").keeps_integers
-    assert layer.Pad(**ends, pads=((1, 1),)).keeps_integers
-    for op in (
-        layer.Elementwise(**ends, function="tanh"),
-        layer.Pad(**ends, pads=((1, 1),), value=1.0),
-        layer.AvgPool(**ends, kernel=(2,), stride=(2,), padding=(0,)),
-    ):
-        assert not op.keeps_integers
 
 
 def test_files_with_weights_of_another_type(tmp_path: Path) -> None:

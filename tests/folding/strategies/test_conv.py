@@ -12,19 +12,10 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.folding import plan
-from conformallayers.folding.strategies import conv
 from conformallayers.folding.strategies.conv import Move, RouteMap, best_route, kernel_of
 from support import stage_of
 
 pytestmark = pytest.mark.usefixtures("seeded")
-
-
-def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    search = conv.best_route
-    monkeypatch.setattr(conv, "best_route", lambda *a: calls.append(a) or search(*a))
-    cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
-    assert len(calls) == 1
 
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -15,7 +14,6 @@ import conformallayers as cl
 from blocks import Written
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.c.kernels import in_blocks, tile
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from programs import Fold, needs_compiler
 from random_recipes import recipes as random_recipes
@@ -45,28 +43,6 @@ def test_random_networks(whole: bool) -> None:
         check_programs(*drawn)
 
     compare()
-
-
-def test_tiles_fit_into_registers() -> None:
-    for columns in range(1, 40):
-        for blocks in range(1, 20):
-            positions, width = tile(columns, blocks)
-            assert positions * width <= 12
-            assert positions <= columns
-            assert blocks % width == 0
-
-
-@pytest.mark.parametrize("outputs", [3, 8, 13, 20])
-def test_weights_are_in_blocks_of_eight_outputs_or_four(outputs: int) -> None:
-    weight = np.arange(2 * outputs * 5, dtype=float).reshape(2, outputs, 5)
-    found = in_blocks(weight)
-    stored = (
-        outputs
-        if outputs % 4 == 0
-        else outputs + (-outputs % 8 if outputs % 8 > 4 else -outputs % 4)
-    )
-    assert found.shape == (2, 5 * stored)
-    assert np.array_equal(found[:, : min(outputs, 4)][:, 0], weight[:, 0, 0])
 
 
 @needs_compiler

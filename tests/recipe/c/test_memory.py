@@ -23,10 +23,6 @@ def needed(buffers: list[Buffer]) -> int:
     return max((sum(b.size for b in buffers if b.first <= t <= b.last) for t in times), default=0)
 
 
-def chain(sizes: list[int]) -> list[Buffer]:
-    return [Buffer("work", size, i, i + 1) for i, size in enumerate(sizes)]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_random_lifetimes(seed: int) -> None:
     draw = random.Random(seed)
@@ -40,16 +36,6 @@ def test_random_lifetimes(seed: int) -> None:
     for a, b in combinations(buffers, 2):
         if max(a.first, b.first) <= min(a.last, b.last):
             assert not overlap(a, b)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_chain_takes_no_more_than_two_values_that_meet(seed: int) -> None:
-    buffers = chain([random.Random(seed).randint(1, 100) for _ in range(12)])
-    assert arrange(buffers) == needed(buffers)
-
-
-def test_nothing_needs_no_memory() -> None:
-    assert arrange([]) == 0
 
 
 def test_programs_keep_every_value_as_long_as_it_is_read() -> None:
