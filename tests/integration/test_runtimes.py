@@ -15,6 +15,7 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.integer_operations import integer_values
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from nets import NETS, OFFSETS, SHAPE, Offset, features, net
 from oracle import randomise, relative_error
@@ -82,7 +83,7 @@ def test_networks_of_the_zoo(tmp_path: Path) -> None:
 
 
 def with_types(recipe: Recipe, dtype: torch.dtype) -> Folded:
-    kept = recipe.wide | recipe.integer_constants().keys()
+    kept = recipe.fixed_dtypes()
     cast = recipe.with_constants(lambda name, a: a if name in kept else a.to(dtype))
     return Folded(cast, dtype, {})
 
@@ -95,7 +96,7 @@ def test_every_option_of_every_operation(dtype: torch.dtype, part: int, tmp_path
     found = [with_types(case.build(), dtype) for case in cases]
     xs = [hard(fold.input_shape).to(dtype) for fold in found]
     faults = wrong(found, tmp_path, xs, ("torch", "numpy"))
-    floats = [i for i, fold in enumerate(found) if not fold.recipe.integer_constants()]
+    floats = [i for i, fold in enumerate(found) if not integer_values(fold.recipe.operations)]
     chosen = [found[i] for i in floats]
     faults |= wrong(chosen, tmp_path, [xs[i] for i in floats], ("JavaScript",))
     plain = [samples(fold.input_shape, dtype) for fold in found]
