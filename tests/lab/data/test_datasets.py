@@ -101,7 +101,7 @@ def test_options_of_a_run_follow_from_the_data(tmp_path: Path) -> None:
 
 
 def read(name: Path | str, trained: str, digest: str | None, *labels: str) -> Dataset:
-    network = Loaded(nn.Identity(), Path(), labels, {"dataset": trained, "pictures": digest})
+    network = Loaded(nn.Identity(), Path(), labels, {"dataset": trained, "pictures": digest}, None)
     return load_test(str(name), network, (3, 32, 32), DataOptions(), "evaluate")
 
 
@@ -127,6 +127,11 @@ def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
     assert read(tmp_path / "b", *trained).test_labels.bincount().tolist() == [0, 2, 1]
     make_folder(folder, {"fox": 2})
     assert_says(lambda: read(folder, *trained), "classes among ant, cat, dog, got fox")
+    network = Loaded(nn.Identity(), Path(), tuple("0123456789"), {}, None)
+    assert_says(
+        lambda: load_test("digits", network, (1, 28, 28), DataOptions(), "evaluate"),
+        "expected images of (1, 28, 28), got (1, 8, 8)",
+    )
 
 
 def test_classes_of_a_known_set_are_found_by_name() -> None:

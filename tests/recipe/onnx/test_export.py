@@ -145,6 +145,17 @@ def test_outputs_far_below_their_inputs(path: Path) -> None:
     cl.Session(folded, engine="onnxruntime")
 
 
+@pytest.mark.parametrize("seed", [16, 18, 24])
+def test_one_output_that_is_near_zero_for_some_samples(seed: int, path: Path) -> None:
+    torch.manual_seed(seed)
+    first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+    body = first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    folded = cl.fold(model, (1, 12, 12))
+    export_onnx(folded, path)
+    assert cl.Session(folded).engine == "onnxruntime"
+
+
 def test_a_missing_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(cl.MissingExtra, match=r"needs onnx: pip install .*\[onnx\]"):
