@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -165,7 +166,8 @@ def _torch_cases(n: int) -> Iterator[Case]:
     for options in _adaptive_options(n):
         yield _row(nn, f"AdaptiveAvgPool{n}d", (2, *sizes), options)
     yield _row(nn, f"Dropout{n}d", (4, *sizes), {"p": 0.3})
-    for options in ({}, {"eps": 0.1, "momentum": 0.3}, {"affine": False}, {"bias": False}):
+    newer = [{"bias": False}] * ("bias" in signature(nn.BatchNorm1d).parameters)  # not in torch 2.6
+    for options in ({}, {"eps": 0.1, "momentum": 0.3}, {"affine": False}, *newer):
         yield _row(nn, f"BatchNorm{n}d", (3, *sizes), options, {"num_features": 3})
     small = tuple(min(size, 4) for size in sizes)
     for options in _upsample_options(n):

@@ -70,7 +70,7 @@ class ReadsSize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = nn.functional.interpolate(x, scale_factor=1.3, mode="bilinear")
-        return z + torch.arange(z.shape[-1] - 1 + 1, dtype=z.dtype)
+        return z + torch.arange(z.shape[-1] - 1 + 1)
 
 
 @pytest.mark.parametrize("layer", [nn.AdaptiveMaxPool2d((4, None)), ReadsSize()])
