@@ -27,6 +27,7 @@ from .calibration import Calibration, multipliers, single_shift, weight_scales
 
 RUN = Runtime("int8")
 _OTHER_POOLING = "Use another pooling."
+_POOLS = layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
 # Operations on floats that round alike in all runtimes, so that integers may follow.
 _EXACT = (
@@ -50,11 +51,15 @@ class Number:
 
 @dataclass(frozen=True)
 class Features:
-    """Integers q that stand for ``scale·q``, or ``scale·q/τ``; ``tau`` is a name in the float recipe."""
+    """Integers q that stand for ``scale·q``, or ``scale·q/τ``; ``tau`` is a name in the float recipe.
+
+    A pooling divides by the coordinate ``early``, ahead of the division in the float recipe.
+    """
 
     name: str
     scale: float
     tau: str | None = None
+    early: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class Quantizer:
         self.names: dict[str, str] = {}  # of constants in the new recipe
         self.scalars: dict[str, str] = {}  # names in the new recipe
         self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
+        self._known: dict[str, bool] = {}  # divided value → whether the first pooling before it knew τ
+        self._writers = {name: op for op in recipe.operations for name in op.outputs}
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
         for op in recipe.operations:
             for name in op.inputs:
@@ -203,6 +210,21 @@ class Quantizer:
                 break
             (name,) = op.outputs
         return self.calibration.scale(name, tau)
+
+    def division(self, name: str) -> point.Rebase | None:
+        """Return the division that alone reads a pooled value, or poolings concatenated with it, if τ is known."""
+        while self.read_once(name):
+            (op,) = self._readers[name]
+            if isinstance(op, point.Rebase):
+                known = self._known.setdefault(name, op.inputs[2] in self.scalars)
+                return op if known and self.scalars[op.inputs[2]] not in self.ones else None
+            pooled = all(isinstance(self._writers[x], _POOLS) for x in op.inputs)
+            if not isinstance(op, layer.Concatenate) or not pooled:
+                return None
+            if not all(map(self.read_once, op.inputs)):
+                return None
+            (name,) = op.outputs
+        return None
 
     def requantized(
         self,
@@ -366,7 +388,7 @@ def _add(op: layer.Add, to: Quantizer) -> None:
     to.held[y] = to.requantized(found, y, to.scale(y))
 
 
-@RUN.runs(layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool)
+@RUN.runs(*_POOLS)
 def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     windows = _windows(op, to)
@@ -374,8 +396,11 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
         got = f"{op.kind} of windows of different sizes, or of more than 1024 numbers"
         raise _refusal(got, _OTHER_POOLING)
-    found = to.features(x)
+    division = to.division(y)
+    found = to.features(x, divided=division is not None)
     scale = to.scale(y, found.tau)
+    if division is not None:
+        scale = to.scale(division.outputs[0]) / division.scale
     kept = "kernel", "stride", "padding", "ceil_mode"
     options: dict[str, Any] = {field: getattr(windows, field) for field in kept}
     norms = isinstance(op, layer.NormPool)
@@ -383,8 +408,9 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     factor = np.array([found.scale / scale / divisor])
     (multiplier,), options["shift"] = multipliers(factor, np.array([2**17]), False)
     options |= {"function": "norm" if norms else "sum", "multiplier": int(multiplier)}
-    name = to.builder.add(integer.IntegerPool, found.name, name=y, **options)
-    to.held[y] = Features(name, scale, found.tau)
+    early = None if division is None else division.inputs[2]
+    name = to.builder.add(integer.IntegerPool, found.name, *to.taus(early), name=y, **options)
+    to.held[y] = Features(name, scale, found.tau, early)
 
 
 def _windows(
@@ -438,7 +464,9 @@ def _divide(op: point.Divide | point.Rebase, to: Quantizer) -> None:
     (y, *scalars), rebase = op.outputs, isinstance(op, point.Rebase)
     x, m, tau = op.inputs if rebase else (op.inputs[0], op.inputs[2], op.inputs[1])
     held, one = to.held[x], to.scalars[tau] in to.ones
-    if isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
+    if isinstance(held, Features) and held.early is not None:
+        to.held[y] = Features(held.name, held.scale * op.scale)
+    elif isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
         bias, addend = held.bias * op.scale, held.addend * op.scale
         to.held[y] = replace(
             held,

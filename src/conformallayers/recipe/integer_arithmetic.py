@@ -124,12 +124,16 @@ class IntegerArithmetic:
         parts = self.rounded(parts)
         # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
         for tau in taus:
-            factor = self.rounded(self.ratio(2.0**integer.FACTOR_BITS, tau))
-            factor = self.clip(factor, 0.0, integer.MULTIPLIERS - 1.0) * 2.0**-integer.FACTOR_BITS
+            factor = self._over_tau(2.0**integer.FACTOR_BITS, tau) * 2.0**-integer.FACTOR_BITS
             parts = self.rounded(parts * self.column(factor, parts))
         if addend is not None:
             parts = parts + addend
         return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
+
+    def _over_tau(self, number: float, tau: Number) -> Number:
+        """Return number/τ as a whole number of 24 bits at most."""
+        found = self.rounded(self.ratio(number, tau))
+        return self.clip(found, 0.0, integer.MULTIPLIERS - 1.0)
 
     def _accumulated(
         self, op: integer.IntegerMatmul | integer.IntegerConv, to: Holder, q: Number, *taus: Number
@@ -145,14 +149,19 @@ class IntegerArithmetic:
         y = self._over(sums * scale, taus)
         return self.cast(y if offset is None else y + offset, to.dtype)
 
-    def _pool(self, op: integer.IntegerPool, to: Holder, q: Number) -> Number:
+    def _pool(self, op: integer.IntegerPool, to: Holder, q: Number, *taus: Number) -> Number:
         norms = op.function == "norm"
         if norms:
             squares = self.windows(op, to, q * q, 4.0 ** integer.root_bits(op.kernel))
             sums = self.floor(self.root(squares))
         else:
             sums = self.windows(op, to, q, 1.0)
-        return self._clipped(sums * (op.multiplier * 2.0**-op.shift))
+        factor = op.multiplier * 2.0**-op.shift
+        for tau in taus:
+            wide = self.single if op.fits_single else self.wide
+            found = wide(self._over_tau(float(op.multiplier), tau) * 2.0**-op.shift)
+            factor = self.column(found, sums)
+        return self._clipped(sums * factor)
 
     def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:
         count = len(op.multipliers)

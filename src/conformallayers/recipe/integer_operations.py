@@ -161,7 +161,9 @@ class IntegerConv(Accumulated, Conv):
 
 @operation("integer_pool")
 class IntegerPool(Pool):
-    """q → ``clip(p·multiplier/2^shift)`` with p the sum of each window, or its norm in parts.
+    """q, or q and τ → ``clip(p·M/2^shift)`` with p the sum of each window, or its norm in parts.
+
+    M is the multiplier, or ``round(multiplier/τ)``.
 
     The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 24 bits allow: float32 has such a root exactly.
     """
@@ -170,12 +172,15 @@ class IntegerPool(Pool):
     multiplier: Positive
     shift: Size = 0
 
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        x, *taus = inputs
+        expect(len(taus) <= 1, "more than one coordinate")
+        expect_scalars(taus)
         expect(self.function in ("sum", "norm"), f"no function {self.function!r:.60}")
         expect(self.multiplier < MULTIPLIERS, f"a multiplier of {self.multiplier}")
         expect(self.shift < SHIFTS, f"a shift of {self.shift}")
         expect(prod(self.kernel) <= LARGEST_WINDOW, f"windows of {self.kernel}")
-        return super().shape_of(x, constant)
+        return (self.shape_of(x, constant),)
 
     @property
     def fits_single(self) -> bool:
@@ -299,6 +304,6 @@ def unsigned_values(operations: Iterable[Operation]) -> frozenset[str]:
             "norm",
         )
         keeps = op.keeps_integers or isinstance(op, IntegerPool)
-        if y in integers and (positive or (keeps and found.issuperset(op.inputs))):
+        if y in integers and (positive or (keeps and found.issuperset(integers & {*op.inputs}))):
             found.add(y)
     return frozenset(found)

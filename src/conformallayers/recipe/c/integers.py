@@ -22,6 +22,7 @@ from .program import Program
 from .shapes import dense, first, last
 
 __all__ = ["WRITE"]
+_ONE = number(2.0**integer.FACTOR_BITS)  # divided by τ
 _SMALL = 2**30  # numbers below it add up to 32 bits
 _MOST_TAPS = 64  # of a depthwise kernel whose addresses lie on the stack
 
@@ -115,7 +116,7 @@ def _finish(op: integer.Accumulated, program: Program) -> tuple[str, str, str]:
         name = program.array(op.multiplier, factors * 2.0 ** (spare * upper), "int32_t")
         product = f"(int64_t){found} * {argument('int32_t *', name)}[c]"
         addend = "0" if op.addend is None else array("int32_t", op.addend)
-        factor = argument("int32_t ", f"factor_of({taus[0]})") if taus else "-1"
+        factor = argument("int32_t ", f"factor_of({_ONE}, {taus[0]})") if taus else "-1"
         sums = zip(op.largest_sums(constants.__getitem__), constants[op.multiplier], strict=True)
         most = max(int(a) * int(b) >> op.shift for a, b in sums)
         text = _feature(
@@ -200,9 +201,11 @@ def _products(
 
 @WRITE.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, program: Program) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    entry, found, name = "v[n]", "sums[n]", "foundpool"
-    parameters, arguments = ", int32_t multiplier, int32_t shift", f", {op.multiplier}, {op.shift}"
+    (x, *taus), (y,) = op.inputs, op.outputs
+    entry, found, name, factor = "v[n]", "sums[n]", "foundpool", f"{op.multiplier}"
+    if taus:
+        factor = f"factor_of({factor}, {program.scalar(taus[0])})"
+    parameters, arguments = ", int32_t multiplier, int32_t shift", f", {factor}, {op.shift}"
     if op.function == "norm":
         entry, name = "v[n] * v[n]", "norm_pool"
         found = "root((uint32_t)sums[n] << bits)"
@@ -224,7 +227,7 @@ def _requantize(op: integer.Requantize, program: Program) -> None:
     factor = "-1"
     if taus:
         factor = program.identifier(f"g_{y}")
-        program.emit(f"const int32_t {factor} = factor_of({program.scalar(taus[0])});")
+        program.emit(f"const int32_t {factor} = factor_of({_ONE}, {program.scalar(taus[0])});")
     entries = ["v", *(f"{{{n}}}" for n in range(1, count))]
     products = [f"(int64_t){v} * {m}" for v, m in zip(entries, op.multipliers, strict=True)]
     most = integer.LEVELS * sum(op.multipliers) >> op.shift

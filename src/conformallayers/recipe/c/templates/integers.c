@@ -55,10 +55,10 @@ static inline int8_t feature_of_large(int64_t p, int32_t shift, int32_t parts, i
 }
 
 //: factor_of
-/* 2^23 / tau as a whole number of 24 bits. */
-static int32_t factor_of(double tau)
+/* A number / tau as a whole number of 24 bits. */
+static int32_t factor_of(double number, double tau)
 {
-    const double found = rint(8388608.0 / tau);
+    const double found = rint(number / tau);
     return found >= 16777215.0 ? 16777215 : (int32_t)found;
 }
 
