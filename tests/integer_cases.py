@@ -115,6 +115,29 @@ def _points(rule: str, offset: float) -> Recipe:
     return builder.recipe(y)
 
 
+def _pooled(kinds: tuple[str, ...], low: int) -> Recipe:
+    """Convolve, pool slices by their sums or norms over τ, and convolve again, in steps that float32 holds."""
+    builder = RecipeBuilder((2, 7, 9))
+    names = "q", "peak", "tau"
+    q, _, tau = builder.add_many(integer.QuantizePoint, INPUT, names=names, levels=127.0)
+    ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    twos: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+    count = 3 * len(kinds)
+    z = builder.add(integer.IntegerConv, q, **_product(builder, count, 2, 3, 3, digits=8), **ones)
+    parts = []
+    for start, function in zip(range(0, count, 3), kinds, strict=True):
+        part = builder.add(layer.Slice, z, axis=0, start=start, stop=start + 3)
+        steps = {"multiplier": 90_001, "shift": 15 if function == "sum" else 17}
+        part = builder.add(
+            integer.IntegerPool, part, tau, **twos, **steps, function=function, name="z"
+        )
+        parts.append(part)
+    z = builder.add(layer.Concatenate, *parts, axis=0)
+    conv = _product(builder, 4, count, 3, 3, bits=10, digits=8) | {"low": low}
+    z = builder.add(integer.IntegerConv, z, **conv, **ones)
+    return builder.recipe(builder.add(integer.Dequantize, z, tau, name="y", scale=0.01))
+
+
 def _rows(*, tau: bool, count: int, bits: int) -> Recipe:
     """Embed rows and multiply them twice; features of many entries have sums of more than 24 bits."""
     builder = RecipeBuilder((2, count))
@@ -139,6 +162,9 @@ def integer_builders() -> Iterator[tuple[str, Any]]:
     for rule in FORMULAS:
         for offset in (0.0, 1.5):
             yield f"whole points {rule} {offset}", partial(_points, rule, offset)
+    for kinds in (("sum", "norm"), ("norm", "sum", "norm"), ("sum", "norm", "sum"), ("norm",)):
+        for low in (0, -127):
+            yield f"whole pools {kinds} {low}", partial(_pooled, kinds, low)
     yield "whole rows", partial(_rows, tau=False, count=5, bits=11)
     yield "whole rows over tau", partial(_rows, tau=True, count=5, bits=6)
     yield "whole rows of many", partial(_rows, tau=False, count=1500, bits=14)

@@ -96,7 +96,9 @@ class Quantizer:
         self.names: dict[str, str] = {}  # of constants in the new recipe
         self.scalars: dict[str, str] = {}  # names in the new recipe
         self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
-        self._known: dict[str, bool] = {}  # divided value → whether the first pooling before it knew τ
+        self._known: dict[
+            str, bool
+        ] = {}  # divided value → whether the first pooling before it knew τ
         self._writers = {name: op for op in recipe.operations for name in op.outputs}
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
         for op in recipe.operations:
@@ -260,9 +262,12 @@ class Quantizer:
         unit = weight_scales(sums.weight, sums.bias / sums.scale)
         added = sums.addend if sums.addend.any() else None
         if scale is not None and added is None and sums.tau is None:
-            # Scales of weights a little larger, so that the multipliers are exact.
-            factors = unit * sums.scale / scale
-            step = 2.0 ** -single_shift(factors)
+            # Scales of weights a little larger, so that the multipliers are exact, and their products
+            # with sums have 24 bits where a few bits of the multipliers suffice for it.
+            factors, rows = unit * sums.scale / scale, np.abs(sums.weight.reshape(len(unit), -1))
+            most = LEVELS * (rows.sum(1) / unit + rows.shape[1] / 2) + np.abs(sums.bias) / unit + 1
+            needed = np.minimum(factors * most / integer.EXACT_SINGLE, factors / 32)
+            step = 2.0 ** np.maximum(np.ceil(np.log2(needed)), -single_shift(factors))
             unit *= np.ceil(factors / step) * step / factors
         weight = np.rint(sums.weight / unit.reshape(-1, *[1] * (sums.weight.ndim - 1)))
         steps = unit * sums.scale  # of the sums of each channel

@@ -109,7 +109,8 @@ class IntegerArithmetic:
         m = self.scalar(peak)
         share = self.ratio(op.offset, m)
         square = self.squares(q) * integer.inverse_square(op.levels) + share * share
-        return q, m, self.root(self.one_for_zero(square))
+        positive = op.offset >= integer.SMALLEST_PEAK
+        return q, m, self.root(square if positive else self.one_for_zero(square))
 
     def _finished(
         self,

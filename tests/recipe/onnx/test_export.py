@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx import export as exporter
@@ -222,6 +223,31 @@ def test_other_numbers_refuse_the_export(
     with pytest.raises(cl.ConformalError, match=message):
         export_onnx(network(), path)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]
+
+
+def test_multipliers_do_not_round_sums_of_integers() -> None:
+    # Sums of 2^16 after larger ones; times 201 / 2^17 they are 100.5, which any rounding of a sum moves.
+    draw = np.random.default_rng(0)
+    q, weight = draw.integers(-127, 128, 400), draw.integers(-127, 128, (64, 400))
+    q[-120:] = [127] * 119 + [1]
+    weight[:, -120:] = 0
+    missing = 2**16 - weight @ q
+    whole, rest = np.divmod(missing, 127)
+    weight[:, -1] = rest
+    weight[:, -120:-1] = (whole[:, None] + np.arange(119)) // 119
+    assert np.all(weight @ q == 2**16)
+    assert abs(weight).max() <= 127
+    builder = RecipeBuilder((400, 1, 2))
+    held: dict[str, Any] = {
+        "weight": builder.constant("w", torch.from_numpy(weight[..., None, None]).to(torch.int8)),
+        "multiplier": builder.constant("m", torch.full((64,), 201, dtype=torch.int32)),
+    }
+    windows: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    z = builder.add(integer.Quantize, INPUT, factor=1.0)
+    z = builder.add(integer.IntegerConv, z, **held, **windows, shift=17)
+    recipe = builder.recipe(builder.add(integer.Dequantize, z, scale=1.0))
+    x = torch.from_numpy(q).float().reshape(1, 400, 1, 1).expand(-1, -1, -1, 2).contiguous()
+    assert (session(recipe)(x) == 100).all()
 
 
 def test_a_failed_export_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,8 @@ class OnnxGraph:
         self.initializers: list[Any] = []
         self.sources: dict[str, Value] = {}  # reshaped value → the value before
         self.casts: dict[str, Value] = {}  # converted value → the bytes before
+        # Rounded features → before, the first channel with a sign and the first behind those.
+        self.signed: dict[str, tuple[Value, int, int]] = {}
         self._known: dict[Any, Any] = {}
         self._reads_m = reads_m
         self.scalar_dtype = WIDE if self._may_overflow() else SINGLE

@@ -7,6 +7,7 @@ and 2·127·128 fits.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .points import RUN
 __all__ = ["RUN"]
 _BYTE = np.dtype(np.uint8)
 _ZERO = 128  # stands for 0 where bytes have a sign
+_ONE, _NONE = np.ones((), SINGLE), np.zeros((), _BYTE)
 
 
 def _cast(x: Any, dtype: Any) -> Any:
@@ -56,13 +58,21 @@ def _windows(op: IntegerPool, graph: OnnxGraph, q: Value, factor: float) -> Valu
     options, _ = pooling(op, q)
     options |= {"shape": graph.result_shape(op), "group": q.shape[0]}
     sums = q.node("Conv", np.full((q.shape[0], 1, *op.kernel), factor), **options)
-    return sums if op.fits_single else sums.cast(WIDE)
+    return _apart(sums) if op.fits_single else sums.cast(WIDE)
+
+
+def _apart(sums: Value) -> Value:
+    """Keep ONNX Runtime from merging a factor with the weights, where sums may need too many bits."""
+    return sums.node("Clip", -float(EXACT_SINGLE), float(EXACT_SINGLE))
 
 
 def _squares(q: Value) -> Value:
     """Add squares, those of each channel in float32 if they fit."""
     if len(q.shape) > 1 and np.prod(q.shape[1:]) * LEVELS**2 < EXACT_SINGLE:
-        sums = (q * q).reduce("ReduceSum", range(2, len(q.shape) + 1))
+        # A convolution of the whole map: ONNX Runtime keeps the layout of the convolutions beside it.
+        kernel = np.ones((q.shape[0], 1, *q.shape[1:]))
+        shape = (q.shape[0], *[1] * len(q.shape[1:]))
+        sums = (q * q).node("Conv", kernel, shape=shape, group=q.shape[0])
         return sums.cast(WIDE).reduce_sample("ReduceSum").scalar()
     return q.cast(WIDE).reduce_sample("ReduceSumSquare").scalar()
 
@@ -90,15 +100,45 @@ RUN.update(_ARITHMETIC.functions)
 @RUN.runs(IntegerConv)
 def _conv(op: IntegerConv, graph: OnnxGraph, q: Value, *taus: Value) -> Value:
     """Convolve bytes where features have no sign and float32 would be exact, else as all runtimes do."""
-    bytes_ = len(op.stride) == 2 and graph.is_unsigned(op.inputs[0])
-    if not bytes_ or not op.fits_single(graph.constant) or op.multiplier is None:
+    if not op.fits_single(graph.constant) or op.multiplier is None:
         return _ARITHMETIC.functions[IntegerConv](op, graph, q, *taus)  # type: ignore[no-any-return]
+    weight = graph.constant(op.weight)
+    if len(op.stride) != 2:
+        return _rounded_by_convolution(op, graph, q)
+    if graph.is_unsigned(op.inputs[0]):
+        q = q.cast(_BYTE)
+    elif q.name in graph.signed and op.groups == 1 and weight.min() >= -LEVELS:
+        # Features and their negatives, both without those below 0.
+        q, start, stop = graph.signed[q.name]
+        both = graph.concatenate([q, q.slice(1, start, stop).node("Neg")])
+        q = both.node("QuantizeLinear", _ONE, _NONE, dtype=_BYTE)
+        weight = np.concatenate([weight, -weight[:, start:stop]], axis=1)
+    else:
+        return _rounded_by_convolution(op, graph, q)
     zero = 0 if op.low == 0 else _ZERO
     scales = (graph.constant(op.multiplier) * 2.0**-op.shift).astype(SINGLE)
-    one, none, at = np.ones((), SINGLE), np.zeros((), _BYTE), np.full((), zero, _BYTE)
-    weight = graph.constant(op.weight)
-    constants = one, none, weight, scales, np.zeros(len(weight), np.int8), one, at
-    y = convolution("QLinearConv", op, q.cast(_BYTE), *constants, *graph.optional(op.bias))
+    at = np.full((), zero, _BYTE)
+    constants = _ONE, _NONE, weight, scales, np.zeros(len(weight), np.int8), _ONE, at
+    y = convolution("QLinearConv", op, q, *constants, *graph.optional(op.bias))
     ends = (np.full((), zero + end, _BYTE) for end in (op.low, LEVELS))
     y = y.node("Clip", *ends).cast(SINGLE)
     return y - float(zero) if zero else y
+
+
+def _rounded_by_convolution(op: IntegerConv, graph: OnnxGraph, q: Value) -> Value:
+    """Convolve, and round in what ONNX Runtime merges with convolutions; Round would change the layout of the map.
+
+    The spacing of float32 from 1/2 to 1 is 2^-24, so that x·2^-24 + 3/4 is x rounded.
+    """
+    sums, multiplier = _products(op, graph, q), graph.constant(op.multiplier or "").astype(np.int64)
+    odd = multiplier // np.maximum(multiplier & -multiplier, 1)
+    pairs = zip(op.largest_sums(graph.constant), odd.tolist(), strict=True)
+    if max(map(prod, pairs)) >= EXACT_SINGLE:
+        sums = _apart(sums)
+    ones = (1,) * len(op.stride)
+    y = sums * (multiplier * 2.0**-op.shift).reshape(-1, *ones)
+    near = y.node("HardSigmoid", alpha=1 / EXACT_SINGLE, beta=0.75)
+    weight = np.full((len(multiplier), 1, *ones), float(EXACT_SINGLE))
+    bias = np.full(len(weight), -0.75 * EXACT_SINGLE)
+    whole = near.node("Conv", weight, bias, group=len(weight))
+    return whole.node("Clip", float(op.low), float(LEVELS))

@@ -14,9 +14,10 @@ import numpy as np
 
 from .. import layer_operations as layer
 from .. import places
+from ..integer_operations import LEVELS, MULTIPLIERS, IntegerPool, root_bits
 from ..places import Array
 from ..recipe import Operation, Recipe, Runtime, Shape, ShapeOf
-from .graph import WIDE, OnnxGraph, Value
+from .graph import SINGLE, WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
 LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the entries one by one
@@ -246,9 +247,37 @@ class MixedPool(Operation):
 def merged_pools(recipe: Recipe) -> Recipe:
     """Replace concatenated poolings of consecutive slices, and norms of windows, if all windows are whole."""
     writer = {name: op for op in recipe.operations for name in op.outputs}
-    shapes = recipe.shapes()
-    operations = [_merged(op, writer, shapes) or op for op in recipe.operations]
+    shapes, plain = recipe.shapes(), {name: _as_float(op) for name, op in writer.items()}
+    operations: list[Operation] = []
+    for op in recipe.operations:
+        found = _merged(op, plain, shapes)
+        parts = [writer.get(name, op) for name in op.inputs]
+        pools = tuple(part for part in parts if isinstance(part, IntegerPool))
+        if found is None or not pools:
+            operations.append(found or op)
+        elif len(pools) == len(parts) and _alike(pools):
+            operations.append(MixedIntegerPool.of(found, pools, shapes))
+        else:
+            operations.append(op)
     return replace(recipe, operations=tuple(operations)).pruned()
+
+
+def _as_float(op: Operation) -> Operation:
+    """Return the pooling of floats with the windows of a pooling of integers."""
+    if not isinstance(op, IntegerPool):
+        return op
+    kept: dict[str, Any] = {"kernel": op.kernel, "stride": op.stride}
+    if op.function == "norm" and not any(op.padding):
+        return layer.NormPool(op.inputs[:1], op.outputs, **kept)
+    kept |= {"padding": op.padding, "ceil_mode": op.ceil_mode}
+    return layer.AvgPool(op.inputs[:1], op.outputs, **kept)
+
+
+def _alike(pools: Sequence[IntegerPool]) -> bool:
+    """Tell whether poolings divide alike and fit float32, and no sum of a window exceeds its norm in parts."""
+    kernel = pools[0].kernel
+    same = len({op.inputs[1:] for op in pools}) == 1 and all(op.fits_single for op in pools)
+    return same and 4 ** root_bits(kernel) >= prod(kernel)
 
 
 def _merged(
@@ -284,6 +313,27 @@ def _merged(
     return MixedPool(window.inputs, op.outputs, averages=window, norms=tuple(norms))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixedIntegerPool(IntegerPool):
+    """Pool integers: sums of windows in some channels, norms in others."""
+
+    kind = "mixed_integer_pool"
+    mixed: MixedPool
+    factors: tuple[tuple[int, int], ...]  # (channels,): multiplier and shift
+
+    @classmethod
+    def of(
+        cls, mixed: MixedPool, pools: Sequence[IntegerPool], shapes: dict[str, Shape]
+    ) -> MixedIntegerPool:
+        """Return several poolings as one."""
+        factors = [
+            (op.multiplier, op.shift) for op in pools for _ in range(shapes[op.outputs[0]][0])
+        ]
+        first, inputs = pools[0], (*mixed.inputs, *pools[0].inputs[1:])
+        options = dict(first.settings()) | {"function": "norm" if all(mixed.norms) else "sum"}
+        return cls(inputs, mixed.outputs, mixed=mixed, factors=tuple(factors), **options)
+
+
 @RUN.runs(MixedPool)
 def _mixed_pool(op: MixedPool, graph: OnnxGraph, x: Value) -> Value:
     # All channels are pooled twice: to split a map, ONNX Runtime would copy it to another layout first.
@@ -295,6 +345,26 @@ def _mixed_pool(op: MixedPool, graph: OnnxGraph, x: Value) -> Value:
     shares = np.where(norms, 0.0, 1 / prod(op.averages.kernel))
     bias = np.where(norms, float(np.finfo(x.dtype).max), 0.0)
     return roots.node("Min", _weighted_windows(op, x, shares, bias))
+
+
+@RUN.runs(MixedIntegerPool)
+def _mixed_integer_pool(op: MixedIntegerPool, graph: OnnxGraph, x: Value, *taus: Value) -> Value:
+    norms, channels = np.array(op.mixed.norms), len(op.factors)
+    squares = np.full(channels, 4.0 ** root_bits(op.kernel))
+    # As of floats; a norm in parts has at most 12 bits.
+    others = np.where(norms, 0.0, 1.0), np.where(norms, 2.0**12, 0.0)
+    roots = _weighted_windows(op.mixed, x * x, squares).node("Sqrt")
+    parts = roots.node("Min", _weighted_windows(op.mixed, x, *others)).node("Floor")
+    multiplier, shift = np.array(op.factors, float).T.reshape(2, -1, *[1] * len(op.kernel))
+    factor: Any = multiplier * 2.0**-shift
+    for tau in taus:
+        found = graph.add("Div", multiplier, tau.column(x), shape=multiplier.shape).node("Round")
+        factor = (found.node("Clip", 0.0, MULTIPLIERS - 1.0) * 2.0**-shift).cast(SINGLE)
+    y: Value = (parts * factor).node("Clip", -float(LEVELS), float(LEVELS))
+    signed = np.flatnonzero(~norms)
+    if len(signed) and signed[-1] - signed[0] < len(signed):
+        graph.signed[y.node("Round").name] = y, int(signed[0]), int(signed[-1]) + 1
+    return y.node("Round")
 
 
 def _weighted_windows(op: MixedPool, x: Value, weights: Array, *bias: Array) -> Value:
