@@ -220,10 +220,8 @@ class Quantizer:
             if isinstance(op, point.Rebase):
                 known = self._known.setdefault(name, op.inputs[2] in self.scalars)
                 return op if known and self.scalars[op.inputs[2]] not in self.ones else None
-            pooled = all(isinstance(self._writers[x], _POOLS) for x in op.inputs)
-            if not isinstance(op, layer.Concatenate) or not pooled:
-                return None
-            if not all(map(self.read_once, op.inputs)):
+            pooled = (isinstance(self._writers[x], _POOLS) and self.read_once(x) for x in op.inputs)
+            if not isinstance(op, layer.Concatenate) or not all(pooled):
                 return None
             (name,) = op.outputs
         return None

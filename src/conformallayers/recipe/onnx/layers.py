@@ -238,46 +238,19 @@ class MixedPool(Operation):
     kind = "mixed_pool"
     averages: layer.AvgPool
     norms: tuple[bool, ...]  # (channels,)
+    pools: tuple[IntegerPool, ...] = ()  # of integers, the pooling of each channel
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shape of the averages."""
-        return self.averages.shapes(inputs, constant)
+        return self.averages.shapes(inputs[:1], constant)
 
 
 def merged_pools(recipe: Recipe) -> Recipe:
     """Replace concatenated poolings of consecutive slices, and norms of windows, if all windows are whole."""
     writer = {name: op for op in recipe.operations for name in op.outputs}
-    shapes, plain = recipe.shapes(), {name: _as_float(op) for name, op in writer.items()}
-    operations: list[Operation] = []
-    for op in recipe.operations:
-        found = _merged(op, plain, shapes)
-        parts = [writer.get(name, op) for name in op.inputs]
-        pools = tuple(part for part in parts if isinstance(part, IntegerPool))
-        if found is None or not pools:
-            operations.append(found or op)
-        elif len(pools) == len(parts) and _alike(pools):
-            operations.append(MixedIntegerPool.of(found, pools, shapes))
-        else:
-            operations.append(op)
+    shapes = recipe.shapes()
+    operations = [_merged(op, writer, shapes) or op for op in recipe.operations]
     return replace(recipe, operations=tuple(operations)).pruned()
-
-
-def _as_float(op: Operation) -> Operation:
-    """Return the pooling of floats with the windows of a pooling of integers."""
-    if not isinstance(op, IntegerPool):
-        return op
-    kept: dict[str, Any] = {"kernel": op.kernel, "stride": op.stride}
-    if op.function == "norm" and not any(op.padding):
-        return layer.NormPool(op.inputs[:1], op.outputs, **kept)
-    kept |= {"padding": op.padding, "ceil_mode": op.ceil_mode}
-    return layer.AvgPool(op.inputs[:1], op.outputs, **kept)
-
-
-def _alike(pools: Sequence[IntegerPool]) -> bool:
-    """Tell whether poolings divide alike and fit float32, and no sum of a window exceeds its norm in parts."""
-    kernel = pools[0].kernel
-    same = len({op.inputs[1:] for op in pools}) == 1 and all(op.fits_single for op in pools)
-    return same and 4 ** root_bits(kernel) >= prod(kernel)
 
 
 def _merged(
@@ -293,49 +266,42 @@ def _merged(
     else:
         return None
     norms: list[bool] = []
+    pools: list[IntegerPool] = []
     windows = set()
     for part, piece in zip(parts, slices, strict=True):
-        if not isinstance(part, (layer.AvgPool, layer.NormPool)):
+        if not isinstance(part, (layer.AvgPool, layer.NormPool, IntegerPool)):
             return None
         if not isinstance(piece, layer.Slice) or (piece.axis, piece.start) != (0, len(norms)):
             return None
+        channels, ends = piece.stop - piece.start, (piece.inputs + part.inputs[1:], op.outputs)
+        norms += [isinstance(part, layer.NormPool)] * channels
+        if isinstance(part, IntegerPool):
+            norms[-channels:] = [part.function == "norm"] * channels
+            pools += [part] * channels
         averages = part.averages if isinstance(part, layer.NormPool) else part
-        norms += [isinstance(part, layer.NormPool)] * (piece.stop - piece.start)
-        windows.add(replace(averages, inputs=piece.inputs, outputs=op.outputs))
+        kept = "kernel", "stride", "padding", "ceil_mode"
+        options: dict[str, Any] = {field: getattr(averages, field) for field in kept}
+        windows.add((isinstance(part, IntegerPool), layer.AvgPool(*ends, **options)))
     if len(windows) > 1 or not any(norms):
         return None
-    (window,) = windows
+    ((_, window),) = windows
     shape = shapes[window.inputs[0]]
     divisors = places.divisors(window, shape)
     complete = bool((divisors == prod(window.kernel)).all()) and not any(window.padding)
     if not complete or len(norms) != shape[0]:
         return None
-    return MixedPool(window.inputs, op.outputs, averages=window, norms=tuple(norms))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedIntegerPool(IntegerPool):
-    """Pool integers: sums of windows in some channels, norms in others."""
-
-    kind = "mixed_integer_pool"
-    mixed: MixedPool
-    factors: tuple[tuple[int, int], ...]  # (channels,): multiplier and shift
-
-    @classmethod
-    def of(
-        cls, mixed: MixedPool, pools: Sequence[IntegerPool], shapes: dict[str, Shape]
-    ) -> MixedIntegerPool:
-        """Return several poolings as one."""
-        factors = [
-            (op.multiplier, op.shift) for op in pools for _ in range(shapes[op.outputs[0]][0])
-        ]
-        first, inputs = pools[0], (*mixed.inputs, *pools[0].inputs[1:])
-        options = dict(first.settings()) | {"function": "norm" if all(mixed.norms) else "sum"}
-        return cls(inputs, mixed.outputs, mixed=mixed, factors=tuple(factors), **options)
+    # The sum of a window of integers is at most its norm in parts.
+    fits = 4 ** root_bits(window.kernel) >= prod(window.kernel)
+    if pools and not (fits and all(pool.fits_single for pool in pools)):
+        return None
+    both = tuple(norms), tuple(pools)
+    return MixedPool(window.inputs, op.outputs, averages=window, norms=both[0], pools=both[1])
 
 
 @RUN.runs(MixedPool)
-def _mixed_pool(op: MixedPool, graph: OnnxGraph, x: Value) -> Value:
+def _mixed_pool(op: MixedPool, graph: OnnxGraph, x: Value, *taus: Value) -> Value:
+    if op.pools:
+        return _mixed_integers(op, graph, x, *taus)
     # All channels are pooled twice: to split a map, ONNX Runtime would copy it to another layout first.
     norms = np.array(op.norms)
     roots = _weighted_windows(op, x * x, np.ones(len(norms))).node("Sqrt")
@@ -347,19 +313,20 @@ def _mixed_pool(op: MixedPool, graph: OnnxGraph, x: Value) -> Value:
     return roots.node("Min", _weighted_windows(op, x, shares, bias))
 
 
-@RUN.runs(MixedIntegerPool)
-def _mixed_integer_pool(op: MixedIntegerPool, graph: OnnxGraph, x: Value, *taus: Value) -> Value:
-    norms, channels = np.array(op.mixed.norms), len(op.factors)
-    squares = np.full(channels, 4.0 ** root_bits(op.kernel))
+def _mixed_integers(op: MixedPool, graph: OnnxGraph, x: Value, *taus: Value) -> Value:
+    norms = np.array(op.norms)
+    squares = np.full(len(norms), 4.0 ** root_bits(op.averages.kernel))
     # As of floats; a norm in parts has at most 12 bits.
     others = np.where(norms, 0.0, 1.0), np.where(norms, 2.0**12, 0.0)
-    roots = _weighted_windows(op.mixed, x * x, squares).node("Sqrt")
-    parts = roots.node("Min", _weighted_windows(op.mixed, x, *others)).node("Floor")
-    multiplier, shift = np.array(op.factors, float).T.reshape(2, -1, *[1] * len(op.kernel))
-    factor: Any = multiplier * 2.0**-shift
+    roots = _weighted_windows(op, x * x, squares).node("Sqrt")
+    parts = roots.node("Min", _weighted_windows(op, x, *others)).node("Floor")
+    shape = len(norms), *[1] * len(op.averages.kernel)
+    multiplier = np.array([float(pool.multiplier) for pool in op.pools]).reshape(shape)
+    unit = np.array([2.0**-pool.shift for pool in op.pools]).reshape(shape)
+    factor: Any = multiplier * unit
     for tau in taus:
-        found = graph.add("Div", multiplier, tau.column(x), shape=multiplier.shape).node("Round")
-        factor = (found.node("Clip", 0.0, MULTIPLIERS - 1.0) * 2.0**-shift).cast(SINGLE)
+        found = graph.add("Div", multiplier, tau.column(x), shape=shape).node("Round")
+        factor = (found.node("Clip", 0.0, MULTIPLIERS - 1.0) * unit).cast(SINGLE)
     y: Value = (parts * factor).node("Clip", -float(LEVELS), float(LEVELS))
     signed = np.flatnonzero(~norms)
     if len(signed) and signed[-1] - signed[0] < len(signed):
