@@ -251,18 +251,18 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | str:
     kinds = {term.bias for term in terms}
 
     def numbers() -> Numbers:
-        parts = [term.numbers() for term in terms]
-        kernels: list[Tensor] = []
-        for term, (weight, _) in zip(terms, parts, strict=True):
+        (inputs, outputs), biases = terms[0].channels, list[Tensor]()
+        total = torch.zeros(outputs, inputs // groups, *kernel, dtype=torch.float64)
+        for term in terms:
+            weight, bias = term.numbers()
             steps = [d // common for d, common in zip(term.dilation, dilation, strict=True)]
-            wide = spread(regrouped(weight, term.groups, groups), steps)
-            ends: list[int] = []
-            for a in reversed(axes):
+            part, wide = total, spread(regrouped(weight, term.groups, groups), steps)
+            for a in axes:
                 start = (before[a] - term.padding[a]) // dilation[a]
-                ends += [start, kernel[a] - start - wide.shape[2 + a]]
-            kernels.append(F.pad(wide, ends))
-        biases = [bias for _, bias in parts if bias is not None]
-        return _total(kernels), _total(biases) if biases else None
+                part = part.narrow(2 + a, start, wide.shape[2 + a])
+            part += wide
+            biases += [] if bias is None else [bias]
+        return total, reduce(torch.add, biases) if biases else None
 
     found = Convolution(
         numbers,
@@ -280,10 +280,6 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | str:
     shapes = {term.output_shape(shape) for term in terms}
     same = shapes == {found.output_shape(shape)}
     return found if same else "the windows of the branches are not centred alike"
-
-
-def _total(arrays: Sequence[Tensor]) -> Tensor:
-    return reduce(torch.add, arrays)
 
 
 def concatenate(parts: Sequence[Convolution]) -> Convolution | str:

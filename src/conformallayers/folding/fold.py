@@ -21,7 +21,7 @@ from ..graph.trace import Trace, trace_part
 from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.layers import Product
-from ..nn.registry import find_spec
+from ..nn.registry import find_spec, held_tensors
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe import recipe as recipes
@@ -103,7 +103,7 @@ def fold(
 
 def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
     """Fold every ConformalLayers of a model, and lower the layers around them."""
-    graph = capture(model, shape)
+    graph = capture(model, shape, share=True)
     builder, plans = RecipeBuilder(shape), dict[str, Plan]()
     values = {INPUT: recipes.INPUT}
     if graph.fixed:  # a reshape does not let samples of another size pass
@@ -127,8 +127,18 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
             sources = [values[source] for source in node.sources]
             values[number] = _lower_node(builder, graph, node, sources)
     merged, regions = merge(builder.recipe(values[graph.output]), settings.dtype)
-    merged = placed(merged, settings.dtype, settings.device)
+    merged = _apart(placed(merged, settings.dtype, settings.device), model)
     return Folded(merged, settings.dtype, plans, fingerprint(model), regions)
+
+
+def _apart(recipe: Recipe, model: nn.Module) -> Recipe:
+    """Copy the constants that lie in the memory of a model."""
+    held = {tensor.untyped_storage().data_ptr() for tensor in held_tensors(model)}
+
+    def own(name: str, array: Tensor) -> Tensor:
+        return array.clone() if array.untyped_storage().data_ptr() in held else array
+
+    return recipe.with_constants(own)
 
 
 def fold_layers(trace: Trace, settings: Settings) -> Recipe:

@@ -26,7 +26,12 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 def capture(
-    model: nn.Module, shape: Shape, *, where: str = "fold", keep_hooks: bool = False
+    model: nn.Module,
+    shape: Shape,
+    *,
+    where: str = "fold",
+    keep_hooks: bool = False,
+    share: bool = False,
 ) -> Graph:
     """Read a model into a graph; neither the model nor its mode is changed.
 
@@ -35,11 +40,12 @@ def capture(
         shape: of one input sample.
         where: the function that the errors name.
         keep_hooks: ignore forward hooks instead of refusing them.
+        share: let the graph read the weights of the model instead of a copy.
     """
     _check_model(where, model, keep_hooks)
     name = f"{where}({type(model).__name__})"
     with torch.inference_mode(False), torch.no_grad():
-        root = OneInput(freeze(model))
+        root = OneInput(freeze(model, share=share))
         like = next(model.parameters(), torch.empty(0))
         sample = torch.empty(shape, dtype=like.dtype, device=like.device)
         module, fixed = traced(name, root, sample)

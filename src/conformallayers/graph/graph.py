@@ -296,15 +296,15 @@ def _shape(path: str, module: nn.Module, shape: Shape) -> Shape:
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
 
 
-def freeze(module: nn.Module) -> nn.Module:
+def freeze(module: nn.Module, *, share: bool = False) -> nn.Module:
     """Copy a module for evaluation, without parameters, parametrisations or hooks.
 
     Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
-    copy; other hooks are left behind, see :func:`refuse_hooks`.
+    copy; other hooks are left behind, see :func:`refuse_hooks`. With ``share`` the copy reads the memory of the module.
     """
     # Computed tensors, of functional_call or as attributes, cannot be copied.
-    computed = (value for value in held_tensors(module) if not value.is_leaf)
-    memo: dict[int, Any] = {id(value): value.detach().clone() for value in computed}
+    held = (value for value in held_tensors(module) if share or not value.is_leaf)
+    memo: dict[int, Any] = {id(t): t.detach() if share else t.detach().clone() for t in held}
     with torch.no_grad():
         frozen = collapsed(copy.deepcopy(module, memo)).eval()  # weights may differ in training
         for child in list(frozen.modules()):
