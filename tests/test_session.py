@@ -41,6 +41,19 @@ def fold(**options: Any) -> cl.Folded:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_other_sizes_run_as_in_the_fold(engine: str) -> None:
+    need(engine)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Hardtanh(-0.1, 0.2), nn.Conv2d(3, 2, 1))
+    folded = cl.fold(model, (2, 10, 10))
+    run, x = cl.Session(folded, engine=engine), torch.randn(3, 2, 14, 9)
+    torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(run(x.numpy()), run(x).numpy())
+    fixed = cl.Session(cl.fold(nn.Sequential(model, nn.Flatten()), (2, 10, 10)), engine=engine)
+    with pytest.raises(cl.ConformalError, match="Fold again for this shape"):
+        fixed(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_engines_give_the_numbers_of_torch(engine: str, dtype: torch.dtype) -> None:
     need(engine)

@@ -63,7 +63,8 @@ class Session:
         threads: of ONNX Runtime; None takes as many as torch has. Those of torch and numpy belong to the process.
 
     Shape:
-        (B, *input_shape) → (B, *output_shape), arrays or tensors; real numbers of any dtype are converted to that of the fold
+        (B, *input_shape) → (B, *output_shape), arrays or tensors; real numbers of any dtype are converted to that of the fold.
+        Other spatial sizes that the fold takes run in torch, whatever the engine.
 
     Examples:
         >>> import conformallayers as cl
@@ -107,11 +108,14 @@ class Session:
 
     def _call(self, x: Array) -> Array:
         dtype = _DTYPES[self.folded.dtype]
-        if x.dtype != dtype or x.shape[1:] != self.input_shape or not len(x):
-            check_batch("Session", x, self.input_shape, self.folded.about)
+        run, shape = self._run, self.input_shape
+        if x.shape[1:] != shape and self.folded.resizes(x.shape):
+            run, shape = _torch(self.folded, self.threads), x.shape[1:]
+        if x.dtype != dtype or x.shape[1:] != shape or not len(x):
+            check_batch("Session", x, shape, self.folded.about)
         # A copy where torch would refuse: of negative strides, other byte orders or read-only memory.
         x = np.require(x, dtype, ["C", "W"])
-        return self._run(x) if len(x) else np.empty((0, *self.output_shape), dtype)
+        return run(x) if len(x) else np.empty((0, *self.output_shape), dtype)
 
     def _chosen(self) -> tuple[str, Engine]:
         """Return ONNX Runtime if it is installed and runs this fold, else torch."""

@@ -46,6 +46,20 @@ def test_a_plain_network_has_no_floats_between_its_ends(tmp_path: Path) -> None:
     assert_same_everywhere(quantized, hard((2, 12, 12)), tmp_path)
 
 
+def test_a_rectifier_that_saturates(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    clip, last = nn.Hardtanh(0, 0.25), nn.ReLU6()
+    shared = cl.Residual(nn.Identity(), clip)  # read twice: not the end of a scale
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3), clip, nn.Conv2d(6, 4, 3), shared, nn.Conv2d(4, 3, 1), last
+    )
+    folded, x = cl.fold(model, (2, 8, 8)), 4 * images((2, 8, 8))
+    quantized = cl.quantize(folded, x)
+    assert quantized.quantization is not None
+    assert quantized.quantization.mean_error < 0.05
+    assert_same_everywhere(quantized, hard((2, 8, 8)), tmp_path)
+
+
 def test_functions_of_floats_run_at_the_end() -> None:
     torch.manual_seed(0)
     body = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
@@ -60,6 +74,10 @@ def test_functions_of_floats_run_at_the_end() -> None:
     [
         ([nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3)], "elementwise tanh"),
         ([nn.GELU(), nn.Conv2d(1, 2, 3)], "elementwise gelu"),
+        (
+            [nn.GELU(), nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3)],
+            "elementwise gelu, elementwise tanh",
+        ),
     ],
 )
 def test_functions_that_round_by_the_runtime_are_refused_between_layers(

@@ -208,7 +208,7 @@ def test_other_files_are_told_apart(path: Path) -> None:
     save_file({"weight": torch.ones(2)}, path)
     refused(path, r"another file\. Weights load with safetensors\.torch\.load_file")
     torch.save(nn.Linear(2, 2).state_dict(), path)
-    refused(path, "damaged file or another")
+    refused(path, "such as torch.save writes. Read it with torch.load, and fold the model")
     refused(Path("/proc/self/mem"), "damaged file or another")
     for inside in (b"", b"{}", b"[" * 10**5, b'{"a": [' + b"[]," * 10**6 + b"0]}"):
         path.write_bytes(struct.pack("<Q", len(inside)) + inside)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConformalError, channels_last, refusal, shape_text, wrong_shape
+from ..nn.registry import shape_after
 from ..recipe import layer_operations as layer
 from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, ShapeOf, expect
 from ..recipe.torch.module import RecipeModule
@@ -52,8 +53,13 @@ class Quantization(Printed):
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 
 
+_FIXED = "control flow, a bias behind padding or a product with a whole map is that of one size"
+
+
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:
     """Raise ValueError for an operation that is exact for samples of the shape before only."""
+    if isinstance(op, layer.Reshape) and op.shape == before != given:  # only there to hold the size
+        raise ValueError(_FIXED)
     fixed = isinstance(op, layer.Reshape) or (isinstance(op, layer.Slice) and op.axis > 0)
     if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
         # An axis that keeps its size may do so for every size: output_size=(None, 2).
@@ -90,9 +96,13 @@ def _size_sentence(recipe: Recipe) -> str:
             _check_size(op, shapes[op.inputs[0]], given[0])
             after = op.shapes(given, constant)
         except ValueError as error:
-            return f"Takes samples of shape {shape_text(shape)} only: {error}."
-        kept = isinstance(op, layer.Call) and op.result == shapes[op.inputs[0]]
-        found.update(zip(op.outputs, [given[0]] if kept else after, strict=True))
+            why = _FIXED if isinstance(op, layer.AddConstant) else str(error)
+            return f"Takes samples of shape {shape_text(shape)} only: {why}."
+        if isinstance(op, layer.Call) and op.by_sample:
+            after = (tuple(shape_after(recipe.modules[op.module], given[0])[1:]),)
+        elif isinstance(op, layer.Call) and op.result == shapes[op.inputs[0]]:
+            after = (given[0],)
+        found.update(zip(op.outputs, after, strict=True))
     return "Takes other spatial sizes as well, if the model does."
 
 
@@ -254,7 +264,7 @@ class Folded(RecipeModule):
         if not isinstance(x, Tensor):
             raise refusal("Folded", "a tensor", type(x).__name__, "Use torch.as_tensor(x).")
         anchor, same = self.anchor, tuple(x.shape[1:]) == self._bare.input_shape
-        if not same and not self._resizes(x):
+        if not same and not self.resizes(tuple(x.shape)):
             raise self._wrong_shape(x)
         if x.device != anchor.device:
             got, remedy = f"one on {x.device}", "Move one of them with .to(device)."
@@ -270,7 +280,7 @@ class Folded(RecipeModule):
         try:
             return _run_resized(self.recipe, self, x)
         except ValueError as error:
-            raise self._wrong_shape(x, f"this one is exact for one shape: {error}") from error
+            raise self._wrong_shape(x, str(error)) from error
 
     def train(self: Self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""
@@ -281,11 +291,11 @@ class Folded(RecipeModule):
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
         return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
 
-    def _resizes(self, x: Tensor) -> bool:
-        """Tell whether an input has other spatial sizes, but the channels and axes of the fold."""
+    def resizes(self, batch: Shape) -> bool:
+        """Tell whether the shape of a batch has other spatial sizes, but the channels and axes of the fold."""
         shape = self.input_shape
-        spatial = x.dim() == len(shape) + 1 and len(shape) > 1 and 0 not in x.shape
-        return spatial and x.shape[1] == shape[0] and not channels_last(x.shape[1:], shape)
+        spatial = len(batch) == len(shape) + 1 and len(shape) > 1 and 0 not in batch
+        return spatial and batch[1] == shape[0] and not channels_last(batch[1:], shape)
 
     def _wrong_shape(self, x: Tensor, why: str = "") -> ConformalError:
         remedy = "Give samples of that shape, or fold for this one if the model takes it."

@@ -281,7 +281,7 @@ def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     Abs: ("abs", ()),
     nn.ReLU: ("relu", ()),
-    nn.ReLU6: ("relu6", ()),
+    nn.Hardtanh: ("clip", ("min_val", "max_val")),  # ReLU6, too
     nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
     nn.SiLU: ("silu", ()),
     nn.Sigmoid: ("sigmoid", ()),

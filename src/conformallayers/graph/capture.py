@@ -88,20 +88,23 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
 class _Recorder(Runner):
     """Keep the shape of every tensor, and every other value."""
 
-    def __init__(self, module: fx.GraphModule, shape: Shape, like: Tensor, device: Any) -> None:
-        super().__init__(module, module.graph, shape, like, device)
+    def __init__(self, module: fx.GraphModule, *given: Any) -> None:
+        super().__init__(module, module.graph, *given)
         self.found: dict[fx.Node, Any] = {}
+        self.overwritten: list[tuple[fx.Node, fx.Node]] = []  # a node, and the one that wrote to it
         self.versions: dict[fx.Node, list[int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         inputs, value = n.all_input_nodes, super().run_node(n)
         written = any(self._versions(self.env[one]) != self.versions[one] for one in inputs)
         if written:
-            self._refuse_overwriting(n)
+            self._check_overwriting(n, value)
         self.versions[n] = self._versions(value)
         known = n in self.constant
         self.found[n] = value if known else tree_map(_recorded_value, value)
-        same = n.op == "call_function" and inputs and value is self.env.get(inputs[0])
+        same = (
+            n.op in ("call_function", "call_method") and inputs and value is self.env.get(inputs[0])
+        )
         if same and not known and not written:
             self.found[n] = _Same(inputs[0])
         return value
@@ -112,19 +115,30 @@ class _Recorder(Runner):
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
         return [tensor._version for tensor in tensors]
 
-    def _refuse_overwriting(self, node: fx.Node) -> None:
-        """Refuse a node that has changed a value which a later node reads: a graph keeps values."""
+    def _check_overwriting(self, node: fx.Node, result: Any) -> None:
+        """Refuse a node that has changed a value, but not as a whole, which a later node reads."""
+        run = {*self.found, node}
         for source, value in self.env.items():
-            versions = self._versions(value)
-            read_later = not {*self.found, node}.issuperset(source.users)
-            if read_later and versions != self.versions[source]:
+            if value is result:
+                self.overwritten.append((source, node))
+                self.versions[source] = self._versions(value)
+            elif (
+                not run.issuperset(source.users) and self._versions(value) != self.versions[source]
+            ):
                 raise refusal(
                     call_text(node),
                     "a layer that does not overwrite a value that is read again",
                     "an in-place layer",
                     "Use inplace=False, or a function that returns a new value.",
                 )
-            self.versions[source] = versions
+
+    def rename(self) -> None:
+        """Let what reads an overwritten value read the node that wrote to it."""
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        for source, node in self.overwritten:
+            node.meta["in_place"] = True
+            for user in [user for user in source.users if order[user] > order[node]]:
+                user.replace_input_with(source, node)
 
 
 class _Same:
@@ -156,20 +170,21 @@ def _recorded_value(value: Any) -> Any:
 
 def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
     """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
-    runs: list[dict[fx.Node, Any]] = []
+    runs: list[_Recorder] = []
     for device in ("meta", sample.device):
         try:
             for size in BATCHES[len(runs) :]:
-                recorder = _Recorder(module, (size, *sample.shape), sample, device)
+                copied = runs[-1].copied if runs and device == "meta" else None
+                recorder = _Recorder(module, (size, *sample.shape), sample, device, copied)
                 recorder.run(recorder.input)
-                runs.append(recorder.found)
+                runs.append(recorder)
         except ConformalError:
             raise
         except Exception as error:
             if device == "meta":  # code that reads values
                 continue
             shape = tuple(sample.shape)
-            expected = f"a model that takes any number of samples of shape {shape_text(shape)}"
+            expected = f"a model that takes any number of samples of shape {shape_text(shape)} in {sample.dtype}"
             remedy = "Check input_shape, and that model(x) runs."
             if len(shape) == 4 and shape[0] == 1:
                 remedy += f" Leave out the batch axis: {shape_text(shape[1:])}?"
@@ -178,9 +193,10 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
             raise refusal(where, expected, cause_line(error), remedy) from error
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
-        found = _merged(runs[0][node], runs[1][node])
+        found = _merged(runs[0].found[node], runs[1].found[node])
         if found is not _UNKNOWN:
             values[node] = found
+    runs[0].rename()
     return values
 
 
@@ -318,7 +334,15 @@ class _Reader:
         value = self.values.get(node)
         shape = value.shape if isinstance(value, Batch) else None
         row = value.row if isinstance(value, _Mixed) else shape
-        module, sources = self._single(node, lambda graph, copied: graph.node_copy(node, copied))
+
+        def build(graph: fx.Graph, copied: Callable[[fx.Node], fx.Node]) -> fx.Node:
+            def own(source: fx.Node) -> fx.Node:  # what works in place gets a copy
+                found, writes = copied(source), source is node.args[0] and "in_place" in node.meta
+                return graph.call_method("clone", (found,)) if writes else found
+
+            return graph.node_copy(node, own)
+
+        module, sources = self._single(node, build)
         path = path_in_model(node.target) if node.op == "call_module" else ""
         name, text = self.nodes.of_function(node.name), call_text(node)
         if node.op == "call_module":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ from ..errors import cause_line, refusal
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
+from ..nn.functions import assigned
 from ..nn.layers import Centre
 from ..nn.registry import find_spec, held_tensors
 from ..nn.sequential import ConformalSequential
@@ -61,7 +64,37 @@ def traced(where: str, root: OneInput, sample: Tensor) -> tuple[fx.GraphModule, 
     return fx.GraphModule(root, graph), fixed
 
 
+class _Value(fx.Proxy):
+    """A value that keeps the operators that work in place, which torch.fx takes for others."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", assigned, (self, index, value), {})
+
+    def _in_place(function: Any) -> Any:  # noqa: N805
+        return lambda x, y: x.tracer.create_proxy("call_function", function, (x, y), {})
+
+    __iadd__, __isub__ = _in_place(operator.iadd), _in_place(operator.isub)
+    __imul__, __itruediv__ = _in_place(operator.imul), _in_place(operator.itruediv)
+
+
 class _Tracer(fx.Tracer):
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        # torch.fx would walk through all modules for each of them, and for each tensor.
+        self.own = set(map(id, root.modules()))
+        self.buffers = {id(value): name for name, value in root.named_buffers()}
+        return super().trace(root, concrete_args)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and id(a) in self.buffers:
+            return self.create_node("get_attr", self.buffers[id(a)], (), {})
+        if type(a) is not OrderedDict:
+            return super().create_arg(a)
+        pairs = [(key, super(_Tracer, self).create_arg(value)) for key, value in a.items()]
+        return self.create_node("call_function", OrderedDict, (pairs,), {})
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
             return False
@@ -70,7 +103,7 @@ class _Tracer(fx.Tracer):
         return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if not any(m is own for own in self.root.modules()):  # made in forward
+        if id(m) not in self.own:  # made in forward
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -86,12 +119,18 @@ class Runner(fx.Interpreter):
     """
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, shape: Shape, like: Tensor, device: Any = "meta"
+        self,
+        module: nn.Module,
+        graph: fx.Graph,
+        shape: Shape,
+        like: Tensor,
+        device: Any = "meta",
+        copied: nn.Module | None = None,  # on "meta", of an earlier run
     ) -> None:
         super().__init__(module, garbage_collect_values=device != "meta", graph=graph)
         self.extra_traceback = False  # or fx would write its own lines into our messages
-        self.device, self.real, self.copied = device, module, module
-        if device == "meta":
+        self.device, self.real, self.copied = device, module, copied or module
+        if device == "meta" and copied is None:
             buffers = {id(value): value.to("meta") for value in held_tensors(module)}
             self.copied = copy.deepcopy(module, cast(Any, buffers))
         self.input = torch.zeros(shape, dtype=like.dtype, device=device)
@@ -156,7 +195,10 @@ class _SizedTracer(_Tracer):
         larger = (*shape[:1], *(2 * n for n in shape[1:]))
         if not self.runs:
             sizes = [(count, *shape) for count in BATCHES] + [(BATCHES[0], *larger)]
-            self.runs = [Runner(self.root, self.graph, size, self.sample) for size in sizes]
+            for size in sizes:
+                copied = self.runs[0].copied if self.runs else None
+                run = Runner(self.root, self.graph, size, self.sample, copied=copied)
+                self.runs.append(run)
         self.running = True
         first, second, third = (run.shape(node) for run in self.runs)
         self.running = False
@@ -180,10 +222,19 @@ class _SizedTracer(_Tracer):
         return self.create_proxy("call_method", "size", (fx.Proxy(node, self), axis), {})
 
 
-class _Sized(fx.Proxy):
+class _Sized(_Value):
     """A value whose sizes are numbers."""
 
     tracer: _SizedTracer
+
+    def __iter__(self) -> Iterator[Any]:
+        self.tracer.shape(self.node)
+        parts: list[Any] = [run.env.get(self.node) for run in self.tracer.runs]
+        if not all(isinstance(part, (tuple, list)) for part in parts):
+            return super().__iter__()
+        counts = {len(part) for part in parts}
+        self.tracer.fixed |= len(counts) > 1
+        return iter([operator.getitem(self, index) for index in range(len(parts[0]))])
 
     @property
     def shape(self) -> Any:

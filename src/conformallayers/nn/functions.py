@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .bounds import Shape
 from .branches import Join
-from .layers import Abs, Channels, Permute, Product, Rescale
+from .layers import Abs, Channels, Permute, Product, RepeatChannels, Rescale
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,7 @@ _ROWS |= {
     F.gelu: _module(nn.GELU, ("approximate",)),
     F.silu: _module(nn.SiLU),
     F.relu6: _module(nn.ReLU6),
+    F.hardtanh: _module(nn.Hardtanh, ("min_val", "max_val")),
     F.hardswish: _module(nn.Hardswish),
     F.hardsigmoid: _module(nn.Hardsigmoid),
     F.pixel_shuffle: _module(nn.PixelShuffle, ("upscale_factor",)),
@@ -173,7 +174,7 @@ _ROWS |= {
     F.interpolate: _module(
         nn.Upsample, ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
     ),
-    "contiguous": _module(nn.Identity),
+    **dict.fromkeys(("contiguous", "clone", "detach"), _module(nn.Identity)),
 }
 
 
@@ -181,9 +182,11 @@ _ROWS |= {
 def _clamp(call: Call) -> nn.Module | None:
     given = call.arguments("min", "max")
     low, high = given.get("min"), given.get("max")
-    if isinstance(low, Tensor) or low != 0 or high not in (None, 6):
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
         return None
-    return nn.ReLU() if high is None else nn.ReLU6()
+    if high is None:
+        return nn.ReLU() if low == 0 else None
+    return nn.Hardtanh(low, high) if low is not None and low < high else None
 
 
 @_rows(F.pad)
@@ -256,30 +259,41 @@ _MUL = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 _DIV = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
 
 
-def _operands(call: Call) -> tuple[Any, Any]:
-    """Return both operands; raise TypeError for another number of them, or for options."""
+def _operands(call: Call, *more: str) -> tuple[Any, Any]:
+    """Return both operands; raise TypeError for another number of them, or for other options."""
     given = [*call.args, *(call.kwargs[name] for name in ("input", "other") if name in call.kwargs)]
-    if len(given) != 2 or not call.kwargs.keys() <= {"input", "other"}:
+    if len(given) != 2 or not call.kwargs.keys() <= {"input", "other", *more}:
         raise TypeError("options")
     return given[0], given[1]
 
 
 @_rows(*_ADD, *_SUB)
 def _sum(call: Call) -> Chain | None:
-    left, right = _operands(call)
-    minus = call.node.target in _SUB
+    left, right = _operands(call, "alpha")
+    minus, times = call.node.target in _SUB, float(call.kwargs.get("alpha", 1))
     if isinstance(left, fx.Node) and isinstance(right, fx.Node):
-        left, right = call.batch(left), call.batch(right)
-        if call.shape(left) != call.shape(right):
-            return None  # would broadcast
-        if minus:
-            return [(Rescale(torch.tensor(-1.0)), (right,)), (Join("sum"), (left, 0))]
+        one, two = call.shape(call.batch(left)), call.shape(call.batch(right))
+        if one != two:
+            return _broadcast(left, right, one, two) if times == 1 and not minus else None
+        if minus or times != 1:
+            factor = torch.tensor(-times if minus else times)
+            return [(Rescale(factor), (right,)), (Join("sum"), (left, 0))]
         return [(Join("sum"), (left, right))]
+    if times != 1:
+        return None
     source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
     constant = _constant(other, call.shape(call.batch(source)))
     if minus and source is left:
         constant = -constant
     return _rescaled(source, torch.tensor(-1.0) if minus and source is right else None, constant)
+
+
+def _broadcast(left: fx.Node, right: fx.Node, one: Shape | None, two: Shape | None) -> Chain | None:
+    """Return the sum of a map and one of a single channel."""
+    if not one or not two or one[1:] != two[1:] or 1 not in (one[0], two[0]):
+        return None
+    left, right = (left, right) if two[0] == 1 else (right, left)
+    return [(RepeatChannels(max(one[0], two[0])), (right,)), (Join("sum"), (left, 0))]
 
 
 @_rows(*_MUL, *_DIV)
@@ -347,6 +361,37 @@ def _concatenation(call: Call) -> Chain | None:
     return [(Join("concatenate", axis), tuple(call.batch(part) for part in parts))]
 
 
+def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
+    """Write a value into a part of a tensor, in place."""
+    x[index] = value
+    return x
+
+
+@_rows(assigned)
+def _assignment(call: Call) -> Chain | None:
+    """Return the factors and summands that constants in parts of every sample are."""
+    source: Any = call.node
+    parts: list[tuple[Any, Any]] = []
+    while source.target is assigned:
+        _, index, value = fx.node.map_arg(source.args, lambda node: call.values.get(node, node))
+        parts.append((index, value))
+        source = source.args[0]
+    shape = call.shape(call.batch(source))
+    if shape is None or any(index[0] != slice(None) for index, _ in parts):
+        return None
+    kept, shift = (torch.full((1, *shape), n, dtype=torch.float64) for n in (1.0, 0.0))
+    for index, value in reversed(parts):
+        kept[index], shift[index] = 0.0, value
+    inner = kept[0]
+    zeros = source.kwargs.get("mode") in (None, "constant") and not source.kwargs.get("value")
+    if source.target is F.pad and len(source.args) == 2 and zeros:
+        ends = (*source.args[1], *(0,) * (2 * len(shape) - len(source.args[1])))
+        for axis in range(len(shape)):
+            before, after = ends[-2 * axis - 2], ends[-2 * axis - 1]
+            inner = inner.narrow(axis, before, shape[axis] - before - after)
+    return [(Rescale(None if bool(inner.all()) else kept[0], shift[0]), (source,))]
+
+
 # -- parts of the channels ------------------------------------------------------------------------------------
 
 _SPLITS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split")
@@ -362,6 +407,8 @@ def _part(call: Call) -> nn.Module | Chain | None:
         if isinstance(index, tuple) and index[0] == slice(None) and None in index:
             kept = all(one in (None, slice(None), Ellipsis) for one in index)
             return _reshape(call) if kept else None
+        if isinstance(index, tuple) and any(one.step for one in index if isinstance(one, slice)):
+            return _every(call)
         start, stop = _channel_range(call)
     elif whole.target in _SPLITS and whole.args[0] in call.values:
         parts, number = call.args[0], call.args[1]
@@ -380,6 +427,24 @@ def _part(call: Call) -> nn.Module | Chain | None:
     if shape is None or start >= stop:
         return None
     return [(Channels(start, stop, shape[0]), (whole,))]
+
+
+def _every(call: Call) -> Chain | None:
+    """Return every n-th pixel, as in ``x[..., 1::2, ::2]``: a crop, and an average of single pixels."""
+    index, shape = call.args[1], call.shape(call.args[0]) or ()
+    dots = index.index(Ellipsis) if Ellipsis in index else len(index)
+    every = [slice(None)] * (len(shape) + 2 - len(index) - (dots == len(index)))
+    _, _, *axes = full = [*index[:dots], *every, *index[dots + 1 :]]
+    slices = [one for one in full if isinstance(one, slice) and one.stop is None]
+    if len(slices) < len(full) or full[:2] != [slice(None)] * 2 or not 1 <= len(axes) <= 3:
+        return None
+    starts, steps = [one.start or 0 for one in axes], tuple(one.step or 1 for one in axes)
+    if min(starts) < 0 or len(full) != len(shape) + 1:
+        return None
+    pool: nn.Module = getattr(nn, f"AvgPool{len(axes)}d")(1, steps)
+    ends = tuple(end for start in reversed(starts) for end in (-start, 0))
+    crop: nn.Module = getattr(nn, f"ConstantPad{len(axes)}d")(ends, 0.0)
+    return _in_a_row(call.source, [crop, pool] if any(starts) else [pool])
 
 
 def _channel_range(call: Call) -> tuple[int, int]:

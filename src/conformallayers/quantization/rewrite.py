@@ -100,26 +100,37 @@ class Quantizer:
             str, bool
         ] = {}  # divided value → whether the first pooling before it knew τ
         self._writers = {name: op for op in recipe.operations for name in op.outputs}
+        self.inexact: dict[str, None] = {}  # operations before integers that runtimes round apart
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
         for op in recipe.operations:
             for name in op.inputs:
                 self._readers[name].append(op)
 
     def quantized(self) -> Recipe:
-        """Rewrite all operations."""
-        for op in self.recipe.operations:
+        """Rewrite all operations; refuse what int8 lacks, all at once."""
+        operations = self.recipe.operations
+        calls = dict.fromkeys(op.what for op in operations if isinstance(op, layer.Call))
+        if calls:
+            remedy = "Fold the layers before the first, and run the rest after the fold."
+            raise _refusal(", ".join(calls), remedy)
+        for op in operations:
             if type(op) in RUN:
                 RUN[type(op)](op, self)
             elif op.keeps_integers:
                 _pass(op, self)
             else:
                 self.keep(op)
-        return self.builder.recipe(self.number(self.recipe.output)).pruned()
+        output = self.number(self.recipe.output)
+        if self.inexact:
+            got = f"{', '.join(self.inexact)} before other layers"
+            remedy = (
+                "Use Conv, ReLU, ReLU6, LeakyReLU or nearest upsampling; it may stay at the end."
+            )
+            raise _refusal(got, remedy)
+        return self.builder.recipe(output).pruned()
 
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
-        if isinstance(op, layer.Call):
-            raise _refusal(op.what, "Fold the layers before it, and run it after the fold.")
         if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
             raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         inputs = [self.number(name) for name in op.inputs]
@@ -186,9 +197,7 @@ class Quantizer:
     def addend(self, held: Number) -> dict[str, Any]:
         """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
         if held.inexact is not None:
-            got = f"{held.inexact} before other layers"
-            remedy = "Use Conv, ReLU, LeakyReLU or nearest upsampling; it may stay at the end."
-            raise _refusal(got, remedy)
+            self.inexact[held.inexact] = None
         if held.addend is None:
             return {}
         value = self.array(held.addend)
@@ -208,7 +217,8 @@ class Quantizer:
         """
         while self.read_once(name):
             (op,) = self._readers[name]
-            if isinstance(op, layer.Slice) or not op.keeps_integers:
+            kept = op.keeps_integers or _saturates(op)
+            if isinstance(op, layer.Slice) or not kept:
                 break
             (name,) = op.outputs
         return self.calibration.scale(name, tau)
@@ -297,8 +307,13 @@ def _refusal(got: str, remedy: str) -> ConformalError:
 
 def _rounds_alike(op: Operation) -> bool:
     if isinstance(op, layer.Elementwise):
-        return op.function in ("relu", "abs", "leaky_relu")
+        return op.function in ("relu", "abs", "leaky_relu", "clip")
     return isinstance(op, _EXACT) or op.keeps_integers
+
+
+def _saturates(op: Operation) -> bool:
+    """Tell whether it cuts numbers at 0 and at a largest one, as features do at the end of their scale."""
+    return isinstance(op, layer.Elementwise) and op.function == "clip" and op.parameters[0] == 0
 
 
 def _exponent(value: Array) -> int:
@@ -362,6 +377,24 @@ def _pass(op: Operation, to: Quantizer) -> None:
     else:
         found = to.features(x)
         (name,) = to.copy(op, [found.name])
+        to.held[y] = replace(found, name=name)
+
+
+@RUN.runs(layer.Elementwise)
+def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
+    (x,), (y,) = op.inputs, op.outputs
+    if op.keeps_integers:
+        _pass(op, to)
+    elif not _saturates(op) or isinstance(to.held[x], Number) or y == to.recipe.output:
+        to.keep(op)
+    else:  # The scale of what follows ends where the function cuts.
+        held, scale = to.held[x], to.scale(y)
+        if isinstance(held, Sums) and to.read_once(x):
+            to.held[x] = replace(held, low=0)
+            to.held[y] = to.features(x)
+            return
+        found = to.requantized([to.features(x, divided=True)], y, scale)
+        name = to.builder.add(layer.Elementwise, found.name, name=y, function="relu")
         to.held[y] = replace(found, name=name)
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from math import prod
@@ -118,8 +119,12 @@ def read_file(path: Path) -> Stored:
     except (FileNotFoundError, PermissionError, ConformalError):
         raise
     except Exception as error:  # of safetensors, a system file, JSON, checks, or an operation's own
-        got = f"a damaged file or another one ({error!s:.120})"
-        raise refusal(f"load({name})", "a whole file of cl.save", got, _AGAIN) from error
+        got, remedy = f"a damaged file or another one ({error!s:.120})", _AGAIN
+        with suppress(OSError), open(name, "rb") as file:
+            if file.read(4) == b"PK\x03\x04":
+                got = "a zip archive, such as torch.save writes"
+                remedy = "Read it with torch.load, and fold the model: cl.fold(model, input_shape)."
+        raise refusal(f"load({name})", "a whole file of cl.save", got, remedy) from error
 
 
 def _checksum(document: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from .recipe import (
 FUNCTIONS = {  # name → number of parameters
     "abs": 0,
     "relu": 0,
-    "relu6": 0,
+    "clip": 2,  # lowest, highest
     "leaky_relu": 1,  # slope
     "gelu": 0,
     "silu": 0,

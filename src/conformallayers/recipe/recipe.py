@@ -29,8 +29,8 @@ Positive = Annotated[int, 1]
 Size = Annotated[int, 0]
 
 TORCH_ONLY = (
-    'Inside a ConformalLayers fold with strategy="dense"; elsewhere fold the layers before it alone, '
-    "cl.fold(model.part, shape)."
+    "Fold the layers before it alone, cl.fold(model.part, shape), or a ConformalLayers around a registered "
+    'layer with strategy="dense".'
 )
 
 

@@ -26,7 +26,7 @@ _ONE: Axis = (1, 1, 1, 1, 0, 1)
 MAPS = {
     "abs": "v < 0 ? -v : v",
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
-    "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
+    "clip": "v < {0} ? {0} : v > {1} ? {1} : v",
     "leaky_relu": "v < 0 ? {0} * v : v",
     "gelu": "(float)(0.5 * (double)v * erfc(-0.7071067811865476 * (double)v))",
     "silu": "(float)((double)v / (1 + exp(-(double)v)))",

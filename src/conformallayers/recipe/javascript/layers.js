@@ -247,7 +247,7 @@ function erf(x) {
 const FUNCTIONS = {
   abs: Math.abs,
   relu: (x) => Math.max(x, 0),
-  relu6: (x) => clip(x, 0, 6),
+  clip,
   leaky_relu: (x, slope) => (x > 0 ? x : x * slope),
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
   silu: (x) => x * sigmoid(x),

@@ -193,7 +193,7 @@ def _sigmoid(x: Array) -> Array:
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "abs": np.abs,
     "relu": lambda x: np.maximum(x, 0),
-    "relu6": lambda x: np.clip(x, 0, 6),
+    "clip": np.clip,
     "leaky_relu": lambda x, slope: np.where(x > 0, x, x * slope),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2)).astype(x.dtype)),
     "silu": lambda x: x * _sigmoid(x),

@@ -33,7 +33,7 @@ _SLOW = 1, 5  # sizes for the reference evaluator of onnx
 _ELEMENTS = 2**27  # of all values of a batch that a file is run on
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _WHERE = "export_onnx(folded)"
-_REMEDY = 'Fold with strategy="dense", which keeps no layers, or leave it out of the model.'
+_REMEDY = "Leave it out of the model, or run the fold in torch."
 
 
 def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -> None:

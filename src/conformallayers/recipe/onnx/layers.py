@@ -188,12 +188,6 @@ def _leaky(x: Value, slope: float | Array) -> Value:
     return (x > 0.0).node("Where", x, x * slope)
 
 
-def _clip(x: Value, low: float, high: float) -> Value:
-    # Comparisons instead of Clip, which may lose NaN.
-    below, above = x < low, x > high
-    return below.node("Where", low, above.node("Where", high, x))
-
-
 def _one_and_exp(x: Value) -> Value:
     """Return ``1 + exp(−x)``; the Sigmoid of ONNX Runtime in float32 is constant below −18."""
     return x.node("Neg").node("Exp") + 1.0
@@ -203,14 +197,14 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": abs,
     # ONNX Runtime merges it with the product before it, and keeps NaN.
     "relu": lambda x: x.node("Relu"),
-    "relu6": lambda x: _clip(x, 0.0, 6.0),
+    "clip": lambda x, low, high: x.node("Clip", low, high),
     "leaky_relu": _leaky,
     "gelu": lambda x: x * 0.5 * ((x * sqrt(0.5)).node("Erf") + 1.0),
     "silu": lambda x: x / _one_and_exp(x),
     "sigmoid": lambda x: 1.0 / _one_and_exp(x),
     "tanh": lambda x: x.node("Tanh"),
     "hardswish": lambda x: x / 6.0 * (x + 3.0).node("Clip", 0.0, 6.0),
-    "hardsigmoid": lambda x: _clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "hardsigmoid": lambda x: (x + 3.0).node("Clip", 0.0, 6.0) / 6.0,
 }
 
 

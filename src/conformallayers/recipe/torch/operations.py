@@ -40,7 +40,7 @@ _BY_AXES: dict[str, dict[int, Any]] = {
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
     "relu": F.relu,
-    "relu6": F.relu6,
+    "clip": torch.clamp,
     "leaky_relu": F.leaky_relu,
     "gelu": F.gelu,
     "silu": F.silu,
