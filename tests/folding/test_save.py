@@ -104,7 +104,7 @@ def wide() -> cl.Folded:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: registered("layers"), "got Own. Inside a ConformalLayers fold with"),
+        (lambda: registered("layers"), "got Own. Fold the layers before it alone"),
         (wide, "on meta"),
         (lambda: net("chain"), r"expected a Folded, got ConformalLayers\. Fold a model first"),
     ],

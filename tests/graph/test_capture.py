@@ -94,7 +94,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "norms of windows": (lambda m, y: F.lp_pool2d(y, 2, 2), ["norm_pool"]),
     "channels": (lambda m, y: y[:, 1:3], ["slice"]),
     "other channels": (lambda m, y: y[:, ::2], ["call"]),
-    "between two numbers": (lambda m, y: y.clamp(-1, 1), ["call"]),
+    "between two numbers": (lambda m, y: y.clamp(-1, 1), ["elementwise"]),
     "inverse": (lambda m, y: 1 / (2 + y.abs()), ["elementwise", "add_constant", "call"]),
     "mish": (lambda m, y: F.mish(y), ["call"]),
     "softmax": (lambda m, y: torch.softmax(y, 1), ["softmax"]),

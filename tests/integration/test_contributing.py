@@ -217,7 +217,7 @@ class Halves(Strategy):
     def refuses(self, problem: Problem) -> str | None:
         return problem.cannot_write_out()
 
-    def cost(self, problem: Problem, *, built: bool) -> Cost:
+    def cost(self, problem: Problem) -> Cost:
         d_in, count = math.prod(problem.stage.input_shape), problem.form_count
         size = count * d_in**2
         return problem.matrix_cost() + Cost(gemm=size, calls=3, bytes=size * problem.itemsize)

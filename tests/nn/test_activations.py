@@ -103,7 +103,7 @@ class _Bad(cl.RadialActivation):
         (lambda q: 1 - 2 * q, 1.0, r"growth \[1.0, "),
         (lambda q: 1 + q - q.mean(), 1.0, "no attribute 'mean'"),
         (lambda q: torch.where(q > 1, q, 1), 1.0, "TypeError in growth: '>' not supported"),
-        (lambda q: 1 + torch.sin(q), 1.0, "TypeError in growth: sin is none of "),
+        (lambda q: 1 + torch.sin(q), 1.0, "TypeError in growth: sin is not one of "),
         (lambda q: None, 1.0, "a growth that gives None"),
         (lambda q: (1 + q)[:, None], 1.0, "TypeError in growth"),
         (lambda q: q * torch.ones(2), 1.0, "single numbers, not tensor"),

@@ -53,7 +53,7 @@ class Quantization(Printed):
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 
 
-_FIXED = "control flow, a bias behind padding or a product with a whole map is that of one size"
+_FIXED = "it is exact for one shape, where control flow, padding before a bias or a factor of a whole map depend on the size"
 
 
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:

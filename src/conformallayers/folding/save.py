@@ -101,8 +101,8 @@ def _array(name: str, tensor: Tensor, kind: str | None) -> Any:
     if tensor.is_meta:
         raise refusal("save(folded)", "constants with values", f"{name} on meta", "Fold again.")
     tensor = tensor.detach().cpu()
-    if kind is not None:  # devices without float64 hold float32
-        tensor = tensor.to(getattr(torch, kind))
+    if kind == "float64":  # devices without it hold float32
+        tensor = tensor.double()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
