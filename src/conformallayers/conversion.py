@@ -95,7 +95,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         >>> twin = convert(model, (3, 8, 8))
         >>> print(twin.conversion)
         path  type       what                why
-        ----  ---------  ------------------  ------------------------------
+        ----  ---------  ------------------  -------------------------------
         0     Conv2d     kept                affine
         1     ReLU       replaced by ReSPro  not next to a pooling or stride
         2     Conv2d     kept                affine
