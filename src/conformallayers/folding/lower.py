@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..nn.bounds import channel_factor, conv_pads, pad_mode, per_axis, pool_axes
 from ..nn.branches import Composite, Flow, Join
 from ..nn.layers import Abs, Centre, Channels, ChannelScale, Permute, RepeatChannels, Rescale, Scale
-from ..nn.registry import PADS, computes_like, find_spec, modules_in, shape_after
+from ..nn.registry import PADS, computes_like, find_spec, shape_after
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe.recipe import Operation, RecipeBuilder, Shape
@@ -330,11 +330,9 @@ class _Branches(Flow[str]):
     def __init__(self, to: Lowering) -> None:
         self.to = to
 
-    def run(self, path: str, module: nn.Module, value: str) -> str:
-        for _, child in modules_in(path, module):
-            shape = tuple(shape_after(child, self.to.builder.shape(value))[1:])
-            value = self.to.module(value, child, shape)
-        return value
+    def step(self, path: str, module: nn.Module, value: str) -> str:
+        shape = tuple(shape_after(module, self.to.builder.shape(value))[1:])
+        return self.to.module(value, module, shape)
 
     def join(self, path: str, values: list[str], join: Join) -> str:
         return add_join(self.to.builder, values, join)

@@ -24,7 +24,6 @@ from ..nn.registry import (
     find_spec,
     flatten_modules,
     held_tensors,
-    modules_in,
     shape_after,
     spec_of,
 )
@@ -228,11 +227,6 @@ class _Layers(Flow[int]):
 
     def __init__(self, graph: NodeList) -> None:
         self.graph = graph
-
-    def run(self, path: str, module: nn.Module, value: int) -> int:
-        for name, child in modules_in(path, module):
-            value = self.step(name, child, value)
-        return value
 
     def join(self, path: str, values: list[int], join: Join) -> int:
         if len(values) == 1:

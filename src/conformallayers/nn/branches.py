@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,18 @@ T = TypeVar("T")
 How = Literal["sum", "concatenate"]
 
 
-class Flow(Protocol[T]):
+class Flow(Generic[T]):
     """Define what happens to a value at each module and join of a composite."""
 
     def run(self, path: str, module: nn.Module, value: T) -> T:
-        """Apply a module: a layer, an activation, an ``nn.Sequential`` or another composite."""
-        ...
+        """Apply a module, or the modules of an ``nn.Sequential`` in order."""
+        for name, child in modules_in(path, module):
+            value = self.step(name, child, value)
+        return value
+
+    def step(self, path: str, module: nn.Module, value: T) -> T:
+        """Apply a layer, an activation or another composite."""
+        raise NotImplementedError
 
     def split(self, path: str, groups: Sequence[nn.Module], value: T) -> list[T]:
         """Apply modules that each take some of the channels, and together take all of them."""
@@ -41,7 +47,7 @@ class Flow(Protocol[T]):
 
     def join(self, path: str, values: list[T], join: Join) -> T:
         """Add or concatenate values; the result has the coordinate of the first."""
-        ...
+        raise NotImplementedError
 
 
 class Join(nn.Module):
@@ -342,29 +348,25 @@ class _Checking(Flow[None]):
     def __init__(self) -> None:
         self.passed: list[nn.Module] = []
 
-    def run(self, path: str, module: nn.Module, value: None) -> None:
-        for name, child in modules_in(path, module):
-            self.passed += check_module(name, child)
+    def step(self, path: str, module: nn.Module, value: None) -> None:
+        self.passed += check_module(path, module)
 
     def join(self, path: str, values: list[None], join: Join) -> None:
         pass
 
 
-class _Bounding(Flow[tuple[Shape, Scalar]]):
+_Bounded = tuple[Shape, Scalar]
+
+
+class _Bounding(Flow[_Bounded]):
     """Compute the output shape and the bound of a composite of linear layers."""
 
-    def run(
-        self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
-    ) -> tuple[Shape, Scalar]:
+    def step(self, path: str, module: nn.Module, value: _Bounded) -> _Bounded:
         shape, bound = value
-        for name, child in modules_in(path, module):
-            bound = spec_of(name, child).bound(child, shape) * bound
-            shape = tuple(shape_after(child, shape)[1:])
-        return shape, bound
+        bound = spec_of(path, module).bound(module, shape) * bound
+        return tuple(shape_after(module, shape)[1:]), bound
 
-    def join(
-        self, path: str, values: list[tuple[Shape, Scalar]], join: Join
-    ) -> tuple[Shape, Scalar]:
+    def join(self, path: str, values: list[_Bounded], join: Join) -> _Bounded:
         shape = join.shape([shape for shape, _ in values])
         return shape, joined_bound([bound for _, bound in values], join, one_coordinate=True)
 

@@ -296,16 +296,6 @@ class LayerFlow(Flow[Points]):
     def __init__(self, advance: bool, rms: bool = False) -> None:
         self.advance, self.rms = advance, rms
 
-    def run(self, path: str, module: nn.Module, value: Points) -> Points:
-        """Run one module of a branch, or all modules of an nn.Sequential."""
-        return self.run_chain(list(modules_in(path, module)), value)
-
-    def run_chain(self, pairs: Iterable[tuple[str, nn.Module]], value: Points) -> Points:
-        """Run (path, module) pairs in order."""
-        for path, module in pairs:
-            value = self.step(path, module, value)
-        return value
-
     def split(self, path: str, groups: Sequence[nn.Module], value: Points) -> list[Points]:
         """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
         shape, layers = tuple(value.x.shape), [(part, spec_of("", part)) for part in groups]
@@ -378,7 +368,9 @@ def run_layers(
     points = Points(input, t, entry, guarded_inverse(t), first=True)
     if autocasts(input) or at_least_float32(input.dtype) != input.dtype:
         points = points.scaled()  # half precision has no range for what follows
-    x = flow.run_chain(pairs, points).scaled().x
+    for path, module in pairs:
+        points = flow.step(path, module, points)
+    x = points.scaled().x
     if isinstance(offset, float) and offset == 0 and any(is_affine(module) for _, module in pairs):
         dead = (t == 0).view(-1, *[1] * (x.dim() - 1))  # t = 0 switches biases off
         x = torch.where(dead, 0.0, x)
