@@ -75,5 +75,5 @@ def test_slopes_count_and_train():
     with torch.no_grad():
         prelu.weight.copy_(torch.tensor([0.1, -2.5, 1.0]))
     assert bound_of(prelu, (3,)) == 2.5
-    bounds.prelu_bound(prelu, (3,)).backward()
+    bounds.largest("weight", least=1.0)(prelu, (3,)).backward()
     assert prelu.weight.grad.tolist() == [0.0, -1.0, 0.0]

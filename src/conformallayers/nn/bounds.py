@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -42,7 +42,7 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
         tensor(1.7321, dtype=torch.float64)
     """
-    norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
+    norms = weight.unsqueeze(-1).flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
     blocks = norms.view(groups, -1, norms.shape[1])
     square = blocks.sum(2).amax() * blocks.sum(1).amax()
     return guarded_root(square * copies)  # padding multiplies ‖x‖² by at most copies
@@ -63,14 +63,9 @@ def conv_bound(module: Any, shape: Shape) -> Scalar:
     return young(module.weight, module.groups, max(copies, 1.0))
 
 
-def transposed_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.ConvTranspose*d``, the adjoint of a convolution, by the bound of the convolution."""
-    return young(module.weight, module.groups)
-
-
-def linear_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.Linear`` as a convolution with a kernel of one pixel."""
-    return young(module.weight.unsqueeze(2))
+def weight_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Linear``, and ``nn.ConvTranspose*d`` as the adjoint of a convolution."""
+    return young(module.weight, getattr(module, "groups", 1))
 
 
 def one(module: Any, shape: Shape) -> float:
@@ -114,10 +109,16 @@ def leaky_bound(module: Any, shape: Shape) -> Scalar:
     return max(1.0, abs(float(module.negative_slope)))
 
 
-def prelu_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.PReLU`` by its largest slope, at least 1."""
-    slopes: Tensor = module.weight.abs().to(wide_dtype(module.weight.device))
-    return slopes.max().clamp_min(1.0)
+def largest(name: str, least: float = 0.0) -> Callable[[Any, Shape], Scalar]:
+    """Return the bound of modules that multiply by a tensor: its largest entry, and 1 without the tensor."""
+
+    def bound(module: Any, shape: Shape) -> Scalar:
+        factor: Tensor | None = getattr(module, name)
+        if factor is None:
+            return 1.0
+        return factor.abs().max().to(wide_dtype(factor.device)).clamp_min(least)
+
+    return bound
 
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
@@ -131,18 +132,6 @@ def pad_bound(module: Any, shape: Shape) -> Scalar:
     return math.sqrt(copies)
 
 
-def channel_bound(module: Any, shape: Shape) -> Scalar:
-    """Return the largest weight of ``nn.BatchNorm*d``, for α; its variances do not count.
-
-    An α that followed the variances would change the input scale of the next layers at every training
-    step, and their running statistics would always lag behind.
-    """
-    if module.weight is None:
-        return 1.0
-    bound: Tensor = module.weight.abs().max().to(wide_dtype(module.weight.device))
-    return bound
-
-
 def channel_factor(module: Any) -> Tensor:
     """Return the factor per channel of ``nn.BatchNorm*d`` in evaluation, in the wide dtype."""
     variance: Tensor = module.running_var
@@ -151,11 +140,6 @@ def channel_factor(module: Any) -> Tensor:
     if module.weight is not None:
         factor = module.weight.to(variance.dtype) * factor
     return factor
-
-
-def scale_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``ChannelScale`` by its largest factor."""
-    return float(module.factor.abs().max())
 
 
 def repeat_bound(module: Any, shape: Shape) -> float:
@@ -200,18 +184,6 @@ def _interpolation_sums(
         columns.index_add_(0, low.long() + 1, place - low)
         products.append(float(columns.max()))
     return products
-
-
-def gain_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``cl.Scale`` by the absolute value of its gain."""
-    bound: Tensor = module.gain.abs().to(wide_dtype(module.gain.device))
-    return bound
-
-
-def rescale_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``Rescale`` by its largest factor."""
-    factor: Tensor | None = module.factor
-    return 1.0 if factor is None else factor.abs().max().to(wide_dtype(factor.device))
 
 
 def pad_mode(module: nn.Module) -> str:

@@ -149,7 +149,9 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
         bounds.pad_bound, check=_pads_linearly, rank=rank, norm_factor=_one_without_copies
     )
     batch_norm = LayerSpec(
-        bounds.channel_bound,
+        # Without the variances: an α that followed them would change the input scale of the next layers at
+        # every training step, and their running statistics would always lag behind.
+        bounds.largest("weight"),
         check=_keeps_statistics,
         rank=None if n == 1 else rank,  # BatchNorm1d takes (B, C) as well
         channels="num_features",
@@ -159,7 +161,7 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     largest = LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True)
     rows = {
         "Conv": LayerSpec(bounds.conv_bound, **convolves),
-        "ConvTranspose": LayerSpec(bounds.transposed_bound, **convolves),
+        "ConvTranspose": LayerSpec(bounds.weight_bound, **convolves),
         **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), average),
         "Dropout": dropout,
         "BatchNorm": batch_norm,
@@ -177,7 +179,7 @@ SPECS: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(1),
     **_spatial_rows(2),
     **_spatial_rows(3),
-    nn.Linear: LayerSpec(bounds.linear_bound, channels="in_features", affine=_has_bias),
+    nn.Linear: LayerSpec(bounds.weight_bound, channels="in_features", affine=_has_bias),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
     nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
@@ -193,13 +195,13 @@ SPECS: dict[type[nn.Module], LayerSpec] = {
         bounds.upsample_bound, check=_interpolates_linearly, norm_factor=bounds.repeated_pixels
     ),
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
-    ChannelScale: LayerSpec(bounds.scale_bound),
-    Rescale: LayerSpec(bounds.rescale_bound, affine=_has_bias),
-    Scale: LayerSpec(bounds.gain_bound, multiple=True),
+    ChannelScale: LayerSpec(bounds.largest("factor")),
+    Rescale: LayerSpec(bounds.largest("factor"), affine=_has_bias),
+    Scale: LayerSpec(bounds.largest("gain"), multiple=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
     nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),
-    nn.PReLU: LayerSpec(bounds.prelu_bound, homogeneous=True),
+    nn.PReLU: LayerSpec(bounds.largest("weight", least=1.0), homogeneous=True),
     Abs: LayerSpec(bounds.one, homogeneous=True),
 }
 
