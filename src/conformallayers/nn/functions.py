@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -133,49 +134,36 @@ def _module(kind: type[nn.Module], names: Sequence[str] = ()) -> _Row:
     return row
 
 
-def _spatial_rows(n: int) -> dict[Any, _Row]:
-    window = ("kernel_size", "stride", "padding")
-    names = {
-        "max_pool": ("MaxPool", (*window, "dilation", "ceil_mode", "return_indices")),
-        "avg_pool": ("AvgPool", (*window, "ceil_mode", "count_include_pad", "divisor_override")),
-        "adaptive_avg_pool": ("AdaptiveAvgPool", ("output_size",)),
-        "adaptive_max_pool": ("AdaptiveMaxPool", ("output_size", "return_indices")),
-        "lp_pool": ("LPPool", ("norm_type", *window[:2], "ceil_mode")),
-        "dropout": ("Dropout", ("p", "training")),
-    }
-    return {
-        getattr(F, f"{function}{n}d"): _module(getattr(nn, f"{module}{n}d"), arguments)
-        for function, (module, arguments) in names.items()
-    }
-
-
-_ROWS |= {
-    **dict.fromkeys((torch.relu, F.relu, torch.relu_, "relu", "relu_"), _module(nn.ReLU)),
-    **dict.fromkeys((torch.abs, operator.abs, "abs"), _module(Abs)),
-    F.leaky_relu: _module(nn.LeakyReLU, ("negative_slope",)),
-    F.dropout: _module(nn.Dropout, ("p", "training")),
-    **_spatial_rows(1),
-    **_spatial_rows(2),
-    **_spatial_rows(3),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), _module(nn.Sigmoid)),
-    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), _module(nn.Tanh)),
-    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), _module(nn.Softmax, ("dim",))),
-    **dict.fromkeys(
-        (torch.log_softmax, F.log_softmax, "log_softmax"), _module(nn.LogSoftmax, ("dim",))
-    ),
-    F.gelu: _module(nn.GELU, ("approximate",)),
-    F.silu: _module(nn.SiLU),
-    F.relu6: _module(nn.ReLU6),
-    F.hardtanh: _module(nn.Hardtanh, ("min_val", "max_val")),
-    F.hardswish: _module(nn.Hardswish),
-    F.hardsigmoid: _module(nn.Hardsigmoid),
-    F.pixel_shuffle: _module(nn.PixelShuffle, ("upscale_factor",)),
-    F.pixel_unshuffle: _module(nn.PixelUnshuffle, ("downscale_factor",)),
-    F.interpolate: _module(
-        nn.Upsample, ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
-    ),
-    **dict.fromkeys(("contiguous", "clone", "detach"), _module(nn.Identity)),
+_WINDOW = ("kernel_size", "stride", "padding")
+_SPATIAL = {
+    "max_pool": ("MaxPool", (*_WINDOW, "dilation", "ceil_mode", "return_indices")),
+    "avg_pool": ("AvgPool", (*_WINDOW, "ceil_mode", "count_include_pad", "divisor_override")),
+    "adaptive_avg_pool": ("AdaptiveAvgPool", ("output_size",)),
+    "adaptive_max_pool": ("AdaptiveMaxPool", ("output_size", "return_indices")),
+    "lp_pool": ("LPPool", ("norm_type", *_WINDOW[:2], "ceil_mode")),
+    "dropout": ("Dropout", ("p", "training")),
 }
+for _n, (_function, (_kind, _names)) in product((1, 2, 3), _SPATIAL.items()):
+    _rows(getattr(F, f"{_function}{_n}d"))(_module(getattr(nn, f"{_kind}{_n}d"), _names))
+_SIZES = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+_rows(torch.relu, F.relu, torch.relu_, "relu", "relu_")(_module(nn.ReLU))
+_rows(torch.abs, operator.abs, "abs")(_module(Abs))
+_rows(F.leaky_relu)(_module(nn.LeakyReLU, ("negative_slope",)))
+_rows(F.dropout)(_module(nn.Dropout, ("p", "training")))
+_rows(torch.sigmoid, F.sigmoid, "sigmoid")(_module(nn.Sigmoid))
+_rows(torch.tanh, F.tanh, "tanh")(_module(nn.Tanh))
+_rows(torch.softmax, F.softmax, "softmax")(_module(nn.Softmax, ("dim",)))
+_rows(torch.log_softmax, F.log_softmax, "log_softmax")(_module(nn.LogSoftmax, ("dim",)))
+_rows(F.gelu)(_module(nn.GELU, ("approximate",)))
+_rows(F.silu)(_module(nn.SiLU))
+_rows(F.relu6)(_module(nn.ReLU6))
+_rows(F.hardtanh)(_module(nn.Hardtanh, ("min_val", "max_val")))
+_rows(F.hardswish)(_module(nn.Hardswish))
+_rows(F.hardsigmoid)(_module(nn.Hardsigmoid))
+_rows(F.pixel_shuffle)(_module(nn.PixelShuffle, ("upscale_factor",)))
+_rows(F.pixel_unshuffle)(_module(nn.PixelUnshuffle, ("downscale_factor",)))
+_rows(F.interpolate)(_module(nn.Upsample, _SIZES))
+_rows("contiguous", "clone", "detach")(_module(nn.Identity))
 
 
 @_rows(torch.clamp, torch.clip, "clamp", "clip", "clamp_", torch.clamp_min, "clamp_min")
@@ -400,66 +388,46 @@ _SPLITS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tens
 @_rows(operator.getitem)
 def _part(call: Call) -> nn.Module | Chain | None:
     """Return channels: ``x[:, a:b]``, or one of the parts of ``x.chunk(2, 1)``."""
-    whole: Any = call.node.args[0]
+    split: Any = call.node.args[0]
     if isinstance(call.args[0], fx.Node):
-        call.batch(whole)
-        index = call.args[1]
-        if isinstance(index, tuple) and index[0] == slice(None) and None in index:
-            kept = all(one in (None, slice(None), Ellipsis) for one in index)
-            return _reshape(call) if kept else None
-        if isinstance(index, tuple) and any(one.step for one in index if isinstance(one, slice)):
-            return _every(call)
-        start, stop = _channel_range(call)
-    elif whole.target in _SPLITS and whole.args[0] in call.values:
-        parts, number = call.args[0], call.args[1]
-        whole, given = (
-            whole.args[0],
-            {**dict(zip(("n", "dim"), whole.args[1:], strict=False)), **whole.kwargs},
-        )
-        number, shape = range(len(parts))[number], call.shape(whole)
-        if shape is None or given.get("dim", 0) % (len(shape) + 1) != 1:
-            return None
-        start = sum(part.shape[0] for part in parts[:number])
-        stop = start + parts[number].shape[0]
-    else:
+        return _indexed(call)
+    if split.target not in _SPLITS or split.args[0] not in call.values:
         return None
-    shape = call.shape(whole)
-    if shape is None or start >= stop:
+    (parts, number), (whole, *sizes) = call.args, split.args
+    given = {**dict(zip(("n", "dim"), sizes, strict=False)), **split.kwargs}
+    number, shape = range(len(parts))[number], call.shape(whole)
+    if shape is None or given.get("dim", 0) % (len(shape) + 1) != 1:
         return None
-    return [(Channels(start, stop, shape[0]), (whole,))]
+    start = sum(part.shape[0] for part in parts[:number])
+    return [(Channels(start, start + parts[number].shape[0], shape[0]), (whole,))]
 
 
-def _every(call: Call) -> Chain | None:
-    """Return every n-th pixel, as in ``x[..., 1::2, ::2]``: a crop, and an average of single pixels."""
-    index, shape = call.args[1], call.shape(call.args[0]) or ()
+def _indexed(call: Call) -> nn.Module | Chain | None:
+    """Return channels, ``x[:, a:b]``; or a crop and averages of single pixels, ``x[..., 1::2, ::2]``."""
+    index, shape = call.args[1], call.shape(call.source)
+    if shape is None or not isinstance(index, tuple):
+        return None
+    if None in index:
+        kept = all(one in (None, slice(None), Ellipsis) for one in index)
+        return _reshape(call) if kept and index[0] == slice(None) else None
     dots = index.index(Ellipsis) if Ellipsis in index else len(index)
     every = [slice(None)] * (len(shape) + 2 - len(index) - (dots == len(index)))
-    _, _, *axes = full = [*index[:dots], *every, *index[dots + 1 :]]
-    slices = [one for one in full if isinstance(one, slice) and one.stop is None]
-    if len(slices) < len(full) or full[:2] != [slice(None)] * 2 or not 1 <= len(axes) <= 3:
+    full: list[Any] = [*index[:dots], *every, *index[dots + 1 :]]
+    batch, channels, *axes = full
+    if batch != slice(None) or len(axes) != len(shape) - 1:
         return None
+    if channels != slice(None) or not axes:
+        start, stop, step = channels.indices(shape[0])
+        whole = step == 1 and start < stop and all(one == slice(None) for one in axes)
+        return [(Channels(start, stop, shape[0]), (call.source,))] if whole else None
     starts, steps = [one.start or 0 for one in axes], tuple(one.step or 1 for one in axes)
-    if min(starts) < 0 or len(full) != len(shape) + 1:
+    if any(one.stop is not None for one in axes) or min(starts) < 0 or len(axes) > 3:
         return None
     pool: nn.Module = getattr(nn, f"AvgPool{len(axes)}d")(1, steps)
     ends = tuple(end for start in reversed(starts) for end in (-start, 0))
     crop: nn.Module = getattr(nn, f"ConstantPad{len(axes)}d")(ends, 0.0)
-    return _in_a_row(call.source, [crop, pool] if any(starts) else [pool])
-
-
-def _channel_range(call: Call) -> tuple[int, int]:
-    """Return start and stop of ``x[:, start:stop]``; raise for other indices."""
-    index, shape = call.args[1], call.shape(call.args[0])
-    if shape is None or not isinstance(index, tuple) or len(index) < 2:
-        raise TypeError("other axes")
-    batch, channels, *rest = index
-    every = [batch, *(one for one in rest if one is not Ellipsis)]
-    if not isinstance(channels, slice) or any(one != slice(None) for one in every):
-        raise TypeError("other axes")
-    start, stop, step = channels.indices(shape[0])
-    if step != 1:
-        raise ValueError("a step")
-    return start, stop
+    found = [crop] * any(starts) + [pool] * (max(steps) > 1)
+    return _in_a_row(call.source, found or [nn.Identity()])
 
 
 # -- shapes and averages -----------------------------------------------------------------------------------------
