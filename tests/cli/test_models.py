@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -139,12 +138,10 @@ def test_export_reports_a_program_in_c_without_writing_it(
     assert list(tmp_path.iterdir()) == [path]
     words = "--out", "c", "--example", "--name", "tiny"
     assert run_command("export", path, "--format", "c", *words) == 0
-    report, code = told.rstrip("\n").rsplit("\n", 1)
-    assert capsys.readouterr().out.split("\n", 1)[1] == f"{report}\n"
+    assert capsys.readouterr().out.split("\n", 1)[1] == told
     assert run_command("export", path, "--format", "c", "--report", "--out", "both") == 0
     assert capsys.readouterr().out == f"both/cl_model.h, both/cl_model.c\n{told}"
     assert len(list((tmp_path / "both").iterdir())) == 2
-    assert re.fullmatch(r"code.*(: unknown without .*|speed, .* with --optimize size)", code)
     files = {"tiny.c", "tiny.h", "tiny.mk", "tiny_example.c"}
     assert {file.name for file in (tmp_path / "c").iterdir()} == files
     assert run_command("export", path, "--format", "c") == 1

@@ -129,10 +129,6 @@ def export(
 
         made = export_c(folded, out or Path(), report=out is None, **given)
         print(made.report if out is None else made)
-        if report:
-            from ..lab.devices.emulator import code_sizes
-
-            print(code_sizes(folded))
         return
     target = out or Path()
     if format == "onnx":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import tempfile
@@ -16,21 +15,20 @@ import torch
 
 from ...errors import ConformalError, refusal
 from ...quantization.quantize import quantize
-from ...recipe.c.export import OPTIMIZE, export_c
+from ...recipe.c.export import export_c
 from ...recipe.c.files import CExport
 from ...recipe.integer_operations import integer_values
 from ...recipe.places import Array
 from ...testing import relative_error
-from ...utils.text import count, size
+from ...utils.text import count
 from ..data.batches import as_input
 from ..data.datasets import load_test
 from ..experiments.records import Cells, Records, Row
 from ..options import DeviceOptions
-from ..training.evaluate import CALIBRATION, calibration_images
+from ..training.evaluate import CALIBRATION, calibration_images, fold_scores
 from ..training.saved_models import load_model
 
 INT8 = "int8"
-_BATCH = 1000  # images that the fold runs at a time
 NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
 PACKAGES = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
@@ -101,29 +99,10 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
     command += [str(board / "board.c"), str(made.source.resolve())]
     command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
     _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
-    code, data, bss = _sections("board.elf", folder)
-    return code + data, data + bss  # data is copied from flash at the start
-
-
-def _sections(file: str, folder: Path) -> list[int]:
-    """Return the bytes of code and constants, of initialised memory, and of other static memory."""
-    text = _run([SIZE, file], folder, f"measure {file}")
-    return [int(word) for word in re.findall(r"\d+", text.splitlines()[1])[:3]]
-
-
-def code_sizes(folded: Any) -> str:
-    """Return a line with the code of a C export on a Cortex-M4 in bytes, without constants."""
-    if shutil.which(COMPILER) is None or shutil.which(SIZE) is None:
-        return f"code: unknown without {COMPILER} (on Debian: apt-get install {PACKAGES})"
-    found = []
-    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
-        for optimize in OPTIMIZE:
-            made, folder = export_c(folded, name, optimize=optimize), Path(name)
-            command = [COMPILER, *MACHINE, *_FLAGS, "-c", made.source.name, "-o", "model.o"]
-            _run(command, folder, f"compile {made.source.name}")
-            code, _, _ = _sections("model.o", folder)
-            found.append(f"{size(code - made.constant_bytes)} with --optimize {optimize}")
-    return f"code for a Cortex-M4 at -O2: {', '.join(found)}"
+    text = _run([SIZE, "board.elf"], folder, "measure board.elf")
+    # Code with constants, initialised memory, which is copied from flash at the start, and other memory.
+    code, data, bss = (int(word) for word in text.splitlines()[1].split()[:3])
+    return code + data, data + bss
 
 
 def _run(command: list[str], folder: Path, task: str) -> str:
@@ -162,10 +141,7 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, CALIBRATION))
-    x = as_input(images, shape=folded.input_shape)
-    with torch.inference_mode():
-        parts = [folded(part.to(folded.dtype)) for part in x.split(_BATCH)]
-    expected, labels = torch.cat(parts).float(), truth.numpy()
+    expected, x = fold_scores(folded, images), as_input(images, shape=folded.input_shape)
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, optimize="size")
         run = run_on_device(made, x.numpy())
@@ -176,8 +152,7 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         "dataset": data.name,
         "dtype": made.dtype,
         "images": len(x),
-        "accuracy": float((run.classes == labels).mean()),
-        "accuracy_host": float((expected.argmax(1).numpy() == labels).mean()),
+        "accuracy": float((run.classes == truth.numpy()).mean()),
         "same_class": float((run.classes == expected.argmax(1).numpy()).mean()),
         "output_error": relative_error(torch.from_numpy(run.outputs).double(), expected.double()),
         "flash": run.flash,

@@ -101,9 +101,12 @@ def evaluate(
 
 def fold_accuracy(folded: Folded, dataset: Dataset) -> float:
     """Return the share of test images that a fold classifies correctly."""
-    run = lambda x: folded(x.to(folded.dtype))  # noqa: E731
-    scores = all_scores(run, dataset.test_images, shape=folded.input_shape)
-    return share_correct(scores, dataset.test_labels)
+    return share_correct(fold_scores(folded, dataset.test_images), dataset.test_labels)
+
+
+def fold_scores(folded: Folded, images: Tensor) -> Tensor:
+    """Run a fold on images (N, C, H, W) of unsigned bytes; return its scores, (N, classes)."""
+    return all_scores(lambda x: folded(x.to(folded.dtype)), images, shape=folded.input_shape)
 
 
 def quantize_fold(
