@@ -64,28 +64,11 @@ class Dataset:
             expected = f"a share below 1 or an integer below {total}"
             raise refusal("validation", expected, str(validation), "0 holds out nothing.")
         count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
-        held_out, train = self._parts(count)
-        images, labels = held_out.train_images, held_out.train_labels
-        return train, replace(train, test_images=images, test_labels=labels)
-
-    def subset(self, count: int) -> Dataset:
-        """Return a data set with ``count`` of the training images, always the same."""
-        total = len(self.train_labels)
-        if not 1 <= count <= total:
-            expected = f"an integer from 1 to {total}"
-            raise refusal("subset", expected, str(count), "Leave it out to take all images.")
-        return self._parts(count)[0]
-
-    def _parts(self, count: int) -> tuple[Dataset, Dataset]:
-        """Return a data set with ``count`` of the training images, and one with the others."""
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(len(self.train_labels), generator=generator)
-        chosen = order[:count].sort().values, order[count:].sort().values
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
+        held_out, kept = order[:count].sort().values, order[count:].sort().values
         images, labels = self.train_images, self.train_labels
-        first, rest = (
-            replace(self, train_images=images[rows], train_labels=labels[rows]) for rows in chosen
-        )
-        return first, rest
+        train = replace(self, train_images=images[kept], train_labels=labels[kept])
+        return train, replace(train, test_images=images[held_out], test_labels=labels[held_out])
 
 
 def load(

@@ -27,7 +27,7 @@ from ..data.datasets import Dataset, load
 from ..options import SweepOptions
 from ..report import figures
 from ..training.config import TrainConfig, make_config
-from ..training.own_networks import absolute, check_outputs, source_hash
+from ..training.own_networks import absolute, check_outputs, is_own, source_hash
 from ..training.train import epoch_rows
 from . import paper
 from .records import Row, provenance
@@ -52,11 +52,9 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     names = {"network": absolute(network), "dataset": source.name}
     derived = {**source.options, "source": source_hash(names["network"])}
     config = make_config(**names, epochs=options.max_epochs, seed=options.seed, **derived)
-    if config.is_own:  # or every trial would fail
+    if is_own(config.network):  # or every trial would fail
         check_outputs(config.build(), config.input_shape, config.classes)
     train_set, held_out = source.split(options.validation)
-    if options.subset is not None:
-        train_set = train_set.subset(options.subset)
     images = len(train_set.train_labels)
     space = fitting_space(source.name, images, options.max_epochs)
     title = f"{config.network_name}-{config.dataset_name}"
