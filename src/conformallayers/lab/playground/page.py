@@ -39,9 +39,6 @@ _FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, 
 
 def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
     """Write the page and return its path."""
-    if out.is_dir():
-        remedy = "Give a file name such as playground.html."
-        raise refusal("playground --out", "a file", f"the folder {out}", remedy)
     data = {
         "version": __version__,
         "networks": [network_entry(fold) for fold in folds or [NETWORK]],

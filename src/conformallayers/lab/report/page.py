@@ -24,9 +24,6 @@ _SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 
 def write_page(out: Path, heading: str, sections: dict[str, list[Block]]) -> Path:
     """Write the sections, by their headings, into a file, and return its path."""
-    if out.is_dir():
-        remedy = "Give a file name such as report.html."
-        raise refusal("report --out", "a file", f"the folder {out}", remedy)
     head = f"<title>{escape(heading)}</title><style>{_STYLE.read_text('utf-8')}</style>"
     body = "\n".join(
         f"<h2>{escape(name)}</h2>\n" + "\n".join(map(_block, blocks))
