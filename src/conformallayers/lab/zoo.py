@@ -34,7 +34,7 @@ def build_zoo(
     options: DataOptions = DATA,
 ) -> list[Record]:
     """Write the fold of each run with its record, after checking that it is as accurate as the run."""
-    folds = {}
+    records = []
     for run in runs:
         name, folded = _folded_run(Path(run))
         about = folded.about or {}
@@ -44,9 +44,6 @@ def build_zoo(
             expected = f"the accuracy of its run, {about['accuracy']}"
             remedy = "Take the data set and the versions that it was trained with."
             raise refusal(f"zoo build: {name}", expected, str(share), remedy)
-        folds[name] = folded
-    records = []
-    for name, folded in folds.items():
         save(folded, path := out / f"{name}{ENDING}")
         records.append(record := read_record(path))
         print(f"{name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
