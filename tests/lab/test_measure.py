@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 
 from conformallayers.lab import measure
-from training import source_environment
-
-
-def test_memory_is_kept_unless_the_environment_says_how() -> None:
-    code = "from conformallayers.lab.measure import keep_freed_memory as k; print(k())"
-    for name, kept in (("UNUSED", sys.platform == "linux"), ("MALLOC_TRIM_THRESHOLD_", False)):
-        command, environment = [sys.executable, "-c", code], source_environment()
-        del environment["MALLOC_TRIM_THRESHOLD_"]
-        environment[name] = "131072"
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout == f"{kept}\n"
 
 
 def test_engines_take_turns_and_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ _FEWEST = 3  # rounds, however long they take
 _WARM = 0.005  # seconds of untimed calls: a pause lets caches and clocks go cold
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_SWITCHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def interleave(
@@ -58,21 +57,19 @@ def _quartiles(seconds: list[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high}
 
 
-def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next step; return whether it does.
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next step, until the process ends.
 
     Otherwise a large tensor is returned to the system when it is freed, and every page of the next
     one is cleared again: with batches of thousands of images, up to half of the time of an epoch.
-    The setting holds until the process ends. Nothing is changed if the environment has the same
-    settings, or with another C library.
+    A threshold in the environment takes precedence.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SWITCHES):
-        return False
-    try:
+    if "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
-        return False
-    return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(_MMAP_THRESHOLD, 2**30))
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 2**30)
 
 
 def settle() -> int:

@@ -214,7 +214,8 @@ class TrainConfig(BaseModel):
             value = getattr(self, option)
             if option not in accepted and value not in (None, DEFAULTS[option]):
                 raise _refused(option, f"no such option for {self.network}", repr(value))
-        if not self.is_own and "in_shape" not in accepted and self.input_shape != _IMAGE_SHAPE:
+        takes_any = is_own(self.network) or "in_shape" in accepted
+        if not takes_any and self.input_shape != _IMAGE_SHAPE:
             expected = f"images of {shape_text(_IMAGE_SHAPE)} for {self.network}"
             suggestion = " StageNet takes other sizes."
             raise _refused("size", expected, shape_text(self.input_shape), suggestion)
@@ -255,11 +256,6 @@ class TrainConfig(BaseModel):
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one image as the network takes it."""
         return tuple(self.in_shape or _IMAGE_SHAPE)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the network is the user's own."""
-        return is_own(self.network)
 
     @property
     def network_name(self) -> str:

@@ -104,28 +104,24 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
     """Create the folder with its config.json, or check that its run can be resumed."""
+    path, options = folder / CONFIG, config.model_dump()
     # A killed process may have left temporary files, and nothing else.
     if folder.is_dir() and not all(is_unfinished(path.name) for path in folder.iterdir()):
         if not resume:
             remedy = "Resume that run with --resume, or name another folder with --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
-        _check_same_options(folder, config)
+        if not path.is_file():
+            remedy = "Name the folder of a run with --out."
+            raise refusal("train --resume", f"a run with {path}", "none", remedy)
+        before = read_record(path, "train --resume")
+        for name, meant in _UNCHANGED.items():
+            if before.get(name) != options[name]:
+                remedy = "Restore it, or start another run with --out."
+                raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
+        remedy = f"Give the options of the run in {folder}, or start another one with --out."
+        require_same("train --resume,", before, options, remedy)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, config.model_dump())
-
-
-def _check_same_options(folder: Path, config: TrainConfig) -> None:
-    path = folder / CONFIG
-    if not path.is_file():
-        remedy = "Name the folder of a run with --out."
-        raise refusal("train --resume", f"a run with {path}", "none", remedy)
-    before, options = read_record(path, "train --resume"), config.model_dump()
-    for name, meant in _UNCHANGED.items():
-        if before.get(name) != options.pop(name):
-            remedy = "Restore it, or start another run with --out."
-            raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
-    remedy = f"Give the options of the run in {folder}, or start another one with --out."
-    require_same("train --resume,", before, options, remedy)
+    write_json(path, options)
 
 
 def read_record(path: Path, where: str) -> dict[str, Any]:

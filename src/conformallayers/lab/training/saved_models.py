@@ -19,6 +19,7 @@ from ...zoo.catalogue import network_files
 from ..data.batches import from_images
 from ..data.catalogue import SHAPES
 from .config import TrainConfig
+from .own_networks import is_own
 from .run_folder import load_checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -39,9 +40,8 @@ class Loaded:
     def shape(self) -> tuple[int, ...]:
         """The shape of one stored image, which a fold takes."""
         if self.config is None:
-            shape: tuple[int, ...] = self.fold("").input_shape
-            return shape
-        if self.config.in_shape is None and not self.config.is_own:
+            return self.fold("").input_shape
+        if self.config.in_shape is None and not is_own(self.config.network):
             return SHAPES.get(self.config.dataset, self.config.input_shape)
         return self.config.input_shape
 
@@ -53,7 +53,7 @@ class Loaded:
                 raise refusal(command, "a training run", f"the fold {self.path}", remedy)
             return self.module
         shape, model = shape or self.shape, self.module
-        if self.config is not None and not self.config.is_own:
+        if self.config is not None and not is_own(self.config.network):
             model = from_images(model, shape, self.config.input_shape, command)
         folded = fold(model, shape, **options)
         folded.labels, folded.about = self.labels, dict(self.about)

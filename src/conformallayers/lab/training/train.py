@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
 from .evaluate import accuracy_by_path, all_scores, has_conformal_layers, share_correct
-from .own_networks import absolute, check_outputs, source_hash
+from .own_networks import absolute, check_outputs, is_own, source_hash
 from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
 
@@ -45,19 +44,12 @@ _PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Co
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run.
+    """A finished run."""
 
-    Args:
-        row: the contents of ``result.json``: accuracies, options, time, versions.
-        history: loss and accuracies of each epoch, as in ``metrics.csv``.
-        folder: of the run.
-        model: the trained network.
-    """
-
-    row: dict[str, Any]
-    history: list[dict[str, Any]]
+    row: dict[str, Any]  # the contents of result.json: accuracies, options, time, versions
+    history: list[dict[str, Any]]  # loss and accuracies of each epoch, as in metrics.csv
     folder: Path
-    model: nn.Module
+    model: nn.Module  # trained
 
     @property
     def accuracy(self) -> float:
@@ -110,29 +102,21 @@ def train(
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     with torch_settings(config.threads), process_group(config.device) as ranks:
-        train_set, held_out = source, None
-        if config.validation:
-            train_set, held_out = source.split(config.validation)
+        share = config.validation
+        train_set, held_out = source.split(share) if share else (source, None)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
         if ranks.is_first:
             run_folder.prepare_folder(folder, config, resume)
         ranks.barrier()
-        with _resumable(run):
+        shown = (console or Console()) if ranks.is_first else Console(quiet=True)
+        try:
             if resume:
                 run.restore()
-            shown = (console or Console()) if ranks.is_first else Console(quiet=True)
             run.train(shown, warn and ranks.is_first)
             return run.finish(source, figures)
-
-
-@contextmanager
-def _resumable(run: _Run) -> Iterator[None]:
-    """Tell how to resume a run that is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        done = f"Interrupted after epoch {len(run.history)} of {run.config.epochs}."
-        raise KeyboardInterrupt(f"{done} To go on: {run.command} --resume") from stop
+        except KeyboardInterrupt as stop:
+            done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
+            raise KeyboardInterrupt(f"{done} To go on: {run.command} --resume") from stop
 
 
 def epoch_rows(
@@ -191,7 +175,7 @@ class _Run:
         self.held_out, self.ranks = held_out, ranks
         images, labels = train_set.train_images, train_set.train_labels
         self.model = config.build().to(config.device)
-        if config.is_own:
+        if is_own(config.network):
             check_outputs(self.model, config.input_shape, config.classes)
         for module in self.model.modules():
             if isinstance(module, Centre):
@@ -228,11 +212,11 @@ class _Run:
     def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
         for epoch in range(len(self.history), self.config.epochs):
-            label = f"epoch {epoch + 1}/{self.config.epochs}"
-            row = self.train_epoch(epoch, "" if console.quiet else label)
+            row = self.train_epoch(epoch)
             self.save([*self.history, row])
             shares = {"training": "train_accuracy", "validation": "validation_accuracy"}
             told = [f"{kind} {100 * row[key]:.2f} %" for kind, key in shares.items() if key in row]
+            label = f"epoch {epoch + 1}/{self.config.epochs}"
             line = "   ".join([label, f"loss {row['loss']:.3f}", *told])
             console.print(line, highlight=False)
             for warning in self.health_warnings() if warn and epoch == 0 else ():
@@ -249,17 +233,15 @@ class _Run:
         except ConformalError as error:  # a check that fails is no reason to stop
             yield f"warning: not diagnosed: {first_line(error)}"
 
-    def train_epoch(self, epoch: int, label: str = "") -> dict[str, Any]:
-        """Train for one epoch, with a progress line if it has a label, and return its row."""
+    def train_epoch(self, epoch: int) -> dict[str, Any]:
+        """Train for one epoch and return its row."""
         started = time.perf_counter()
         config, batches, ranks = self.config, self.batches.at(epoch), self.ranks
         # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
         torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
         self.model.train()
         total, correct = 0.0, 0.0
-        shown: Iterable[tuple[Tensor, Tensor]] = batches
-        if label:
-            shown = progress(batches, len(batches), label)
+        shown = progress(batches, len(batches), f"epoch {epoch + 1}/{config.epochs}")
         for index, (images, labels) in enumerate(shown):
             (rate, *_) = self.scheduler.get_last_lr()
             # Plain convolutions and poolings take a tenth to a third less time on channels-last maps.
