@@ -72,7 +72,7 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["train", "LeNet", "digits", "--epoch=1"], 'option --epoch. Did you mean "--epochs"?'),
         (["report", "--zzz"], "unknown option --zzz.\n"),
         (["zoo", "list"], 'unexpected "list" after conformallayers zoo. See conformallayers zoo --help.'),
-        (["bench", "lenet"], 'got \'lenet\'. Name a network; --depths adds depths of DkNet. Did you'),
+        (["bench", "lenet"], 'got \'lenet\'. Name a network. Did you'),
         (["sweep", "Lenet", "digits"], "conformallayers: network: expected one of MLP, "),
         (["report", "nope"], "report RUN: expected the folder of a finished run, got nope without"),
         (["experiment", "3", "--depths", "1", "0"], 'Invalid value "0" for --depths'),

@@ -86,16 +86,12 @@ class AccuracyOptions(DataOptions, ThreadOptions):
     """Options of experiments 1 and 2.
 
     Args:
-        network: Only cells of these networks.
         dataset: Only cells of these data sets.
         variant: Settings other than the paper's, by name, such as modern.
         seed: Seeds of the weights and the order of the images; several are trained one by one.
         out: Folder for the table of all cells.
     """
 
-    network: tuple[
-        Literal["BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"], ...
-    ] = ()
     dataset: tuple[Literal["mnist", "fashion-mnist", "cifar10"], ...] = ()
     variant: tuple[str, ...] = ()
     seed: tuple[int, ...] = (0,)
@@ -162,16 +158,12 @@ class RobustnessOptions(DataOptions, ThreadOptions):
     Args:
         dataset: Name of the data set.
         only: Names of networks of experiment 5 that are trained.
-        corruptions: Names of corruptions, and scaled; all if none is given.
-        strengths: Strengths from 1 to 5.
         images: Use the first test images only; all if not given.
         out: Folder for rows, table and figure.
     """
 
     dataset: str = "cifar10"
     only: tuple[str, ...] = ()
-    corruptions: tuple[str, ...] = ()
-    strengths: tuple[Literal[1, 2, 3, 4, 5], ...] = (1, 2, 3, 4, 5)
     images: PositiveInt | None = None
     out: Path = Path("results/experiment6")
 
@@ -205,13 +197,11 @@ class BenchOptions(ThreadOptions):
 
     Args:
         batch: Batch sizes.
-        depths: Depths of DkNet.
         executions: Timed calls of each engine, three per turn.
         out: Folder for bench.json and bench.md.
     """
 
     batch: tuple[PositiveInt, ...] = (64,)
-    depths: tuple[PositiveInt, ...] = (1, 3, 9, 13, 30)
     executions: PositiveInt = 45
     out: Path = Path("results/benchmarks")
 
@@ -241,7 +231,6 @@ class SweepOptions(DataOptions):
         trials: Trials of the study in total, pruned ones included.
         max_epochs: Most epochs of a trial.
         size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
-        subset: Train on this many images, always the same; all if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seed: Seed of the weights and the order of the images.
         out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
@@ -250,7 +239,6 @@ class SweepOptions(DataOptions):
     trials: PositiveInt = 50
     max_epochs: PositiveInt = 50
     size: str | None = None
-    subset: int | None = None
     validation: PositiveFloat = 0.1
     seed: int = 0
     out: Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
-from conformallayers.lab.experiments.accuracy import cells, run_accuracy, select_cells
+from conformallayers.lab.experiments.accuracy import cells, run_accuracy
 from conformallayers.lab.experiments.records import Row
 from conformallayers.lab.options import AccuracyOptions
 from conformallayers.lab.training import evaluate, run_folder
@@ -72,7 +73,8 @@ def test_experiment_keeps_a_row_for_each_cell(data_root: Path) -> None:
 def test_command_of_a_row_gives_the_same_cell(
     data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = run(2, data_root, network=("LeNetCL",), seed=(2, 3))
+    monkeypatch.setitem(paper.NETWORKS, 2, ("LeNetCL",))
+    rows = run(2, data_root, seed=(2, 3))
     row, a, b = rows[0], *(100 * row["accuracy"] for row in rows)
     assert cells(rows)[1][0][-3] == "97.33 %"
     assert cells(rows)[1][0][-1] == f"{(a + b) / 2 - 97.33:+.2f}"
@@ -86,11 +88,12 @@ def test_command_of_a_row_gives_the_same_cell(
 
 
 def test_interrupted_cell_goes_on(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paper.NETWORKS, 2, ("LeNet",))
     stopping = stops_after(2, run_folder.save_checkpoint)
     monkeypatch.setattr(run_folder, "save_checkpoint", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"0 rows kept\. To go on, repeat the command\.$"):
-        run(2, data_root, network=("LeNet",))
-    run(2, data_root, network=("LeNet",))  # begun anew, it would stop again
+        run(2, data_root)
+    run(2, data_root)  # begun anew, it would stop again
 
 
 def test_cell_that_fails_does_not_stop_the_others(data_root: Path) -> None:
@@ -103,6 +106,6 @@ def test_cell_that_fails_does_not_stop_the_others(data_root: Path) -> None:
 
 @pytest.mark.parametrize("name", paper.VARIANTS)
 def test_every_variant_is_a_setting_that_train_takes(name: str) -> None:
-    for cell in select_cells(1, ["BaseReLUNet", "BaseReSProNet"], []):
-        names = {"network": cell.network, "dataset": cell.dataset}
+    for network, dataset in product(["BaseReLUNet", "BaseReSProNet"], paper.DATASETS):
+        names = {"network": network, "dataset": dataset}
         make_config(**resolved({**names, **paper.VARIANTS[name]}))

@@ -9,7 +9,6 @@ from statistics import fmean
 
 from rich.console import Console
 
-from ...errors import refusal
 from ..checks import require_choice
 from ..options import AccuracyOptions
 from ..training.config import make_config, resolved
@@ -37,25 +36,16 @@ def run_accuracy(
         (cell.network, cell.dataset, variant, seed): cell
         for seed in options.seed
         for variant in options.variant or [None]
-        for cell in select_cells(number, options.network, options.dataset)
-        if (cell.network, variant) != ("BaseLinearNet", "modern")  # it has no training preset
+        for cell in paper.CELLS
+        if cell.network in paper.NETWORKS[number]
+        and cell.dataset in (options.dataset or paper.DATASETS)
+        and (cell.network, variant) != ("BaseLinearNet", "modern")  # it has no training preset
     }
     with Records(command, options, "accuracy", key, cells) as records:
         for names, cell in found.items():
             _, _, variant, seed = names
             records.row(*names, measure=partial(_train, cell, variant, seed, options, console))
     return [records.rows[names] for names in found]
-
-
-def select_cells(number: int, network: Sequence[str], dataset: Sequence[str]) -> list[Cell]:
-    """Return the cells of an experiment that pass both filters; an empty filter passes all."""
-    cells = [cell for cell in paper.CELLS if cell.network in paper.NETWORKS[number]]
-    cells = [cell for cell in cells if cell.network in (network or paper.NETWORKS[number])]
-    cells = [cell for cell in cells if cell.dataset in (dataset or paper.DATASETS)]
-    if not cells:
-        got, remedy = ", ".join(network), f"It trains {', '.join(paper.NETWORKS[number])}."
-        raise refusal(f"experiment {number} --network", "its networks", got, remedy)
-    return cells
 
 
 def _train(

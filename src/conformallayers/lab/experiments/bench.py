@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from .records import Cells, Records, Row
 
 Engine = Callable[[], object]
 LAYERS, FOLDED, SESSION = "layers", "folded", "session-onnxruntime"
+_DEPTHS = (1, 3, 9, 13, 30)  # of DkNet
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
 
 
@@ -46,7 +47,7 @@ class Subject(NamedTuple):
 
 def run_bench(names: Sequence[str], options: BenchOptions) -> Row:
     """Measure networks by their names, all if there are none, and return the record."""
-    subjects = chosen_subjects(names, options.depths)
+    subjects = chosen_subjects(names)
     command = shlex.join(["bench", *names])
     records = Records(command, options, "bench", ("network", "batch"), cells)
     logging.getLogger("torch").setLevel(logging.ERROR)
@@ -58,7 +59,7 @@ def run_bench(names: Sequence[str], options: BenchOptions) -> Row:
     return records.record
 
 
-def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Subject]:
+def chosen_subjects(names: Sequence[str]) -> dict[str, Subject]:
     """Return networks, files and networks of the zoo by their names; all networks if there are none."""
     known = {
         "Base": Subject(networks.BaseReSProNet, networks.BaseReLUNet),
@@ -66,7 +67,7 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
         "D3ModNet": Subject(networks.D3ModNetCL, networks.D3ModNet),
         "ResNet8": Subject(relu=networks.ResNet8),
     }
-    for k in depths:
+    for k in _DEPTHS:
         known[f"DkNet {k}"] = Subject(partial(networks.DkNetCL, k), partial(networks.DkNet, k))
     for preset in PRESETS:
         stage, twin = networks.StageNet, networks.StageReLUNet
@@ -74,7 +75,7 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
     choices = (*known, *sorted(network_files()))
     for name in names:
         if name not in known and not Path(name).exists():
-            require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
+            require_choice("bench", name, choices, "Name a network.")
     return {
         name: known.get(name) or Subject(folded=load_model(name, "bench").fold("bench"))
         for name in names or known
@@ -118,14 +119,6 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
     return rows
 
 
-def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
-    """Return the fastest engine of the fold, and of the ReLU network; None if there is none."""
-    folds = [name for name in times if name in (FOLDED, SESSION)]
-    others = [name for name in times if name not in (FOLDED, SESSION, LAYERS)]
-    ours, other = (min(names, key=times.__getitem__, default=None) for names in (folds, others))
-    return ours, other
-
-
 def cells(rows: Sequence[Row]) -> Cells:
     """Return a table of medians; the speed-up divides the fastest other engine by the fastest fold."""
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
@@ -134,10 +127,12 @@ def cells(rows: Sequence[Row]) -> Cells:
     lines = []
     for row in rows:
         medians = {name: times["median"] for name, times in row["times"].items()}
-        ours, other = fastest(medians)
+        fastest = sorted(medians, key=medians.__getitem__)
+        ours = next((name for name in fastest if name in (FOLDED, SESSION)), "")
+        other = next((name for name in fastest if name not in (FOLDED, SESSION, LAYERS)), "")
         line = [row["network"], str(row["batch"])]
         line += [f"{medians[name]:.3f}" if name in medians else "" for name in names]
-        line += [row["strategy"], ours or "", other or ""]
+        line += [row["strategy"], ours, other]
         line.append(f"{medians[other] / medians[ours]:.2f}" if ours and other else "")
         lines.append([*line, "" if row["error"] is None else f"{row['error']:.1e}"])
     return header, lines
@@ -166,22 +161,14 @@ def weights(folded: Folded) -> int:
     return sum(array.numel() for array in folded.recipe.constants.values())
 
 
-def relu_engines(
-    model: nn.Module, x: Tensor, names: Sequence[str] = ("eager", "compile", "onnx", "openvino")
-) -> tuple[dict[str, Engine], dict[str, str]]:
+def relu_engines(model: nn.Module, x: Tensor) -> tuple[dict[str, Engine], dict[str, str]]:
     """Return the engines of a plain network that are installed and agree, and why others are skipped."""
-    builders: dict[str, Callable[[nn.Module, Tensor], Engine]] = {
-        "eager": lambda net, x: partial(run_module, net, x),
-        "compile": _compiled,
-        "onnx": _onnxruntime,
-        "openvino": _openvino,
-    }
     engines: dict[str, Engine] = {}
     notes: dict[str, str] = {}
     expected = run_module(model, x)
-    for name in names:
+    for name, build in BUILDERS.items():
         try:
-            run = builders[name](model, x)
+            run = build(model, x)
             torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=1e-3, atol=1e-4)
             engines[name] = run
         except Exception as error:  # one broken engine must not stop the comparison
@@ -218,3 +205,11 @@ def _openvino(model: nn.Module, x: Tensor) -> Engine:
     converted = openvino.convert_model(model, example_input=x, input=[tuple(x.shape)])
     request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
     return lambda: request.infer([x.numpy()])[0]
+
+
+BUILDERS: dict[str, Callable[[nn.Module, Tensor], Engine]] = {
+    "eager": lambda model, x: partial(run_module, model, x),
+    "compile": _compiled,
+    "onnx": _onnxruntime,
+    "openvino": _openvino,
+}

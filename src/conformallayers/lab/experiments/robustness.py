@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import ignored_warnings, missing_extra
 from ...nn.layers import Centre
-from ..checks import require_choice, torch_settings
+from ..checks import torch_settings
 from ..data.batches import as_input, derive_seed
 from ..data.datasets import load
 from ..options import RobustnessOptions
@@ -36,6 +36,7 @@ CORRUPTIONS = (
 CONTRASTS = (0.4, 0.3, 0.2, 0.1, 0.05)  # of the corruption "contrast", by strength
 # No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
+KINDS, STRENGTHS = (*CORRUPTIONS, SCALED), range(1, 6)
 NAMES = (
     *("LeNet", "LeNetCL", "StageNet-micro-expanded", "StageNet-micro-no-offset-expanded"),
     *("StageNet-micro-no-respro-expanded", "StageReLUNet-micro-expanded"),
@@ -45,9 +46,6 @@ _WHERE = "experiment 6"
 
 def run_robustness(options: RobustnessOptions) -> Row:
     """Measure trained networks on corrupted test images; return the record."""
-    kinds = options.corruptions or (*CORRUPTIONS, SCALED)
-    for kind in kinds:
-        require_choice(f"{_WHERE} --corruptions", kind, (*CORRUPTIONS, SCALED), "Name one of them.")
     runs = load_runs(options.only or NAMES, options.dataset, 0, _WHERE)
     data = load(options.dataset, options.data_root, verify=options.verify)
     labels = data.test_labels[: options.images]
@@ -69,7 +67,7 @@ def run_robustness(options: RobustnessOptions) -> Row:
         return {**row, "accuracy": share_correct(all_scores(seen, x), labels)}
 
     with torch_settings(options.threads), records:
-        for kind, strength in [(CLEAN, 0), *product(kinds, options.strengths)]:
+        for kind, strength in [(CLEAN, 0), *product(KINDS, STRENGTHS)]:
             for name in runs:
                 records.row(kind, strength, name, measure=partial(measure, kind, strength, name))
     return records.record
