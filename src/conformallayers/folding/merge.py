@@ -353,18 +353,14 @@ class AffineOperations:
             return self._matmul(op)
         if isinstance(op, (layer.Multiply, layer.AddConstant)):
             return self._by_channel(op, shape)
-        if isinstance(op, layer.AvgPool) and not op.ceil_mode:
-            if any(op.padding) and not op.count_include_pad:
+        adaptive = isinstance(op, layer.AdaptiveAvgPool)
+        pool = op.regular(shape) if isinstance(op, layer.AdaptiveAvgPool) else op
+        if isinstance(pool, layer.AvgPool) and not pool.ceil_mode:
+            if any(pool.padding) and not pool.count_include_pad:
                 return None
-            share = 1 / math.prod(op.kernel)
-            return _depthwise(shape[0], share, op.kernel, op.stride, op.padding)
-        if isinstance(op, layer.AdaptiveAvgPool):
-            kernel = tuple(n // m for n, m in zip(shape[1:], after[1:], strict=True))
-            if any(n % m for n, m in zip(shape[1:], after[1:], strict=True)):
-                return None
-            share = 1 / math.prod(kernel)
-            found = _depthwise(shape[0], share, kernel, kernel, (0,) * axes)
-            return replace(found, fixed=True)
+            share = 1 / math.prod(pool.kernel)
+            found = _depthwise(shape[0], share, pool.kernel, pool.stride, pool.padding)
+            return replace(found, fixed=adaptive)
         if isinstance(op, layer.Pad) and op.value == 0 and len(op.pads) == axes:
             if any(a != b or a < 0 for a, b in op.pads):
                 return None

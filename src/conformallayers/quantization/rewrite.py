@@ -26,8 +26,8 @@ from ..recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Runtime
 from .calibration import Calibration, multipliers, single_shift, weight_scales
 
 RUN = Runtime("int8")
-_OTHER_POOLING = "Use another pooling."
 _POOLS = layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool
+_ALIKE = "Use Conv, ReLU, ReLU6, LeakyReLU or nearest upsampling; it may stay at the end."
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
 # Operations on floats that round alike in all runtimes, so that integers may follow.
 _EXACT = (
@@ -78,12 +78,6 @@ class Sums:
     tau: str | None
     low: int = -LEVELS
 
-    def channels(self, value: Array) -> Array | None:
-        """Return a constant as (channels,) if it is constant in each channel of the product, else None."""
-        shape = len(self.weight), *[1] * (self.weight.ndim - 2)
-        fits = value.size == shape[0] and value.shape[-len(shape) :] == shape
-        return np.broadcast_to(value.ravel(), shape[:1]) if fits or value.size == 1 else None
-
 
 class Quantizer:
     """Rewrite the operations of a recipe on the CPU as operations on integers."""
@@ -96,9 +90,8 @@ class Quantizer:
         self.names: dict[str, str] = {}  # of constants in the new recipe
         self.scalars: dict[str, str] = {}  # names in the new recipe
         self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
-        self._known: dict[
-            str, bool
-        ] = {}  # divided value → whether the first pooling before it knew τ
+        # Divided value → whether the first pooling before it knew τ.
+        self._known: dict[str, bool] = {}
         self._writers = {name: op for op in recipe.operations for name in op.outputs}
         self.inexact: dict[str, None] = {}  # operations before integers that runtimes round apart
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
@@ -122,11 +115,7 @@ class Quantizer:
                 self.keep(op)
         output = self.number(self.recipe.output)
         if self.inexact:
-            got = f"{', '.join(self.inexact)} before other layers"
-            remedy = (
-                "Use Conv, ReLU, ReLU6, LeakyReLU or nearest upsampling; it may stay at the end."
-            )
-            raise _refusal(got, remedy)
+            raise _refusal(f"{', '.join(self.inexact)} before other layers", _ALIKE)
         return self.builder.recipe(output).pruned()
 
     def keep(self, op: Operation) -> None:
@@ -346,10 +335,10 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
             to.keep(op)
         return
     if isinstance(held, Sums) and to.read_once(x) and held.low:
-        channels = held.channels(value)
-        if channels is not None:
+        shape = len(held.weight), *[1] * (held.weight.ndim - 2)  # of a constant of channels
+        if value.size == 1 or (value.size == shape[0] and value.shape[-len(shape) :] == shape):
             field = "bias" if held.tau is None else "addend"
-            to.held[y] = replace(held, **{field: getattr(held, field) + channels})
+            to.held[y] = replace(held, **{field: getattr(held, field) + value.ravel()})
             return
     found = to.features(x)
     to.held[y] = to.requantized([found], y, to.scale(y), found.tau, value)
@@ -427,11 +416,13 @@ def _add(op: layer.Add, to: Quantizer) -> None:
 @RUN.runs(*_POOLS)
 def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    windows = _windows(op, to)
-    sizes = np.unique(places.divisors(windows, to.shapes[x]))
-    if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
+    windows: Any = op.averages if isinstance(op, layer.NormPool) else op
+    if isinstance(op, layer.AdaptiveAvgPool):
+        windows = op.regular(to.shapes[x])
+    sizes: Any = np.unique(places.divisors(windows, to.shapes[x])) if windows else ()
+    if len(sizes) != 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
         got = f"{op.kind} of windows of different sizes, or of more than 1024 numbers"
-        raise _refusal(got, _OTHER_POOLING)
+        raise _refusal(got, "Use another pooling.")
     division = to.division(y)
     found = to.features(x, divided=division is not None)
     scale = to.scale(y, found.tau)
@@ -440,27 +431,13 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     kept = "kernel", "stride", "padding", "ceil_mode"
     options: dict[str, Any] = {field: getattr(windows, field) for field in kept}
     norms = isinstance(op, layer.NormPool)
-    divisor = 2.0 ** integer.root_bits(windows.kernel) if norms else sizes.item()
+    divisor = 2.0 ** integer.root_bits(windows.kernel) if norms else float(sizes[0])
     factor = np.array([found.scale / scale / divisor])
     (multiplier,), options["shift"] = multipliers(factor, np.array([2**17]), False)
     options |= {"function": "norm" if norms else "sum", "multiplier": int(multiplier)}
     early = None if division is None else division.inputs[2]
     name = to.builder.add(integer.IntegerPool, found.name, *to.taus(early), name=y, **options)
     to.held[y] = Features(name, scale, found.tau, early)
-
-
-def _windows(
-    op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer
-) -> layer.AvgPool:
-    """Return the average pooling with the same windows."""
-    if isinstance(op, layer.AvgPool):
-        return op
-    if isinstance(op, layer.NormPool):
-        return op.averages
-    options: dict[str, Any] | None = op.even_windows(to.shapes[op.inputs[0]])
-    if options is None:
-        raise _refusal(f"{op.kind} of windows of different sizes", _OTHER_POOLING)
-    return layer.AvgPool(op.inputs, op.outputs, **options)
 
 
 @RUN.runs(point.Normalize)

@@ -168,6 +168,7 @@ class IntegerPool(Pool):
     The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 24 bits allow: float32 has such a root exactly.
     """
 
+    padding: tuple[Size, ...]
     function: str
     multiplier: Positive
     shift: Size = 0

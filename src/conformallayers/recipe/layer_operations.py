@@ -110,13 +110,13 @@ class Pool(Operation):
 
     kernel: tuple[Positive, ...]
     stride: tuple[Positive, ...]
-    padding: tuple[Size, ...]
     ceil_mode: bool = False
 
     def axes(self, x: Shape) -> list[tuple[int, int, int, int, int, int]]:
         """Return the sizes before and after, kernel, stride, padding and dilation of each axis."""
+        padding = getattr(self, "padding", (0,) * len(self.kernel))
         dilation = getattr(self, "dilation", (1,) * len(self.kernel))
-        settings = self.kernel, self.stride, self.padding, dilation
+        settings = self.kernel, self.stride, padding, dilation
         _expect_axes(x, *settings)
         found = []
         for n, k, s, p, d in zip(x[1:], *settings, strict=True):
@@ -138,6 +138,7 @@ class Pool(Operation):
 class AvgPool(Pool):
     """Average windows."""
 
+    padding: tuple[Size, ...]
     count_include_pad: bool = True
 
 
@@ -146,30 +147,23 @@ class MaxPool(Pool):
     """Take the largest entry of each window."""
 
     moves = True
+    padding: tuple[Size, ...]
     dilation: tuple[Positive, ...]
 
 
 @operation("norm_pool")
-class NormPool(Operation):
+class NormPool(Pool):
     """Take the Euclidean norm of each window, as ``torch.nn.LPPool`` does with p = 2.
 
     That is the root of the mean square times the size of the kernel, also where a window is cut off at
     the end. In ONNX the squares must fit into the dtype.
     """
 
-    kernel: tuple[Positive, ...]
-    stride: tuple[Positive, ...]
-    ceil_mode: bool = False
-
     @property
     def averages(self) -> AvgPool:
         """The operation that averages the same windows."""
-        windows: dict[str, Any] = {"kernel": self.kernel, "stride": self.stride}
-        windows |= {"padding": (0,) * len(self.kernel), "ceil_mode": self.ceil_mode}
-        return AvgPool(self.inputs, self.outputs, **windows)
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        return self.averages.shape_of(x, constant)
+        windows: dict[str, Any] = dict(self.settings(defaults=True))
+        return AvgPool(self.inputs, self.outputs, padding=(0,) * len(self.kernel), **windows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +174,19 @@ class _AdaptivePool(Operation):
         _expect_axes(x, self.size)
         return (x[0], *self.size)
 
-    def even_windows(self, x: Shape) -> dict[str, tuple[int, ...]] | None:
-        """Return kernel, stride and padding if all windows are equal and do not overlap, else None."""
+    def regular(self, x: Shape) -> AvgPool | MaxPool | None:
+        """Return the pooling of the same windows if all are equal and do not overlap, else None."""
         if any(n % m for n, m in zip(x[1:], self.size, strict=True)):
             return None
         kernel = tuple(n // m for n, m in zip(x[1:], self.size, strict=True))
-        return {"kernel": kernel, "stride": kernel, "padding": (0,) * len(kernel)}
+        options: dict[str, Any] = {
+            "kernel": kernel,
+            "stride": kernel,
+            "padding": (0,) * len(kernel),
+        }
+        if isinstance(self, AdaptiveMaxPool):
+            return MaxPool(self.inputs, self.outputs, dilation=(1,) * len(kernel), **options)
+        return AvgPool(self.inputs, self.outputs, **options)
 
 
 @operation("adaptive_avg_pool")

@@ -97,14 +97,14 @@ def padded(n: int, before: int, after: int, mode: str) -> Table:
 
 
 def window_ends(
-    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pool, shape: Shape
 ) -> list[tuple[Table, Table]]:
     """Return for each axis the first entry of every window that is inside the map, and its end."""
     if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
         sizes = zip(shape[1:], op.size, strict=True)
         return [(np.arange(m) * n // m, -(-(np.arange(m) + 1) * n // m)) for n, m in sizes]
     ends = []
-    for n, m, k, s, p, d in (op.averages if isinstance(op, layer.NormPool) else op).axes(shape):
+    for n, m, k, s, p, d in op.axes(shape):
         start = np.arange(m) * s - p
         first = np.where(start < 0, start % d, start)  # taps before the map are skipped d by d
         ends.append((first, np.minimum(start + d * (k - 1) + 1, n)))

@@ -140,16 +140,14 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
 def _adaptive_pool(
     op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool, graph: OnnxGraph, x: Value
 ) -> Value:
-    options: dict[str, Any] | None = op.even_windows(x.shape)
+    regular = op.regular(x.shape)
+    if regular is not None:
+        return RUN[type(regular)](regular, graph, x)  # type: ignore[no-any-return]
+    found = _resample(op, graph, x)
     if isinstance(op, layer.AdaptiveAvgPool):
-        if options is None:
-            return _resample(op, graph, x)
-        return avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
-    if options is None:
-        means = layer.AdaptiveAvgPool(op.inputs, op.outputs, size=op.size)
-        return _resample(op, graph, x) + _resample(means, graph, x * 0.0)  # keeps NaN
-    options["dilation"] = (1,) * len(op.size)
-    return _max_pool(layer.MaxPool(op.inputs, op.outputs, **options), graph, x)
+        return found
+    means = layer.AdaptiveAvgPool(op.inputs, op.outputs, size=op.size)
+    return found + _resample(means, graph, x * 0.0)  # keeps NaN
 
 
 @RUN.runs(layer.Upsample)
