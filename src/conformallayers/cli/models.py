@@ -52,12 +52,9 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = FoldOptions()) 
             PACKAGE:FACTORY or FILE.py:FACTORY, called without arguments, with --shape and --weights.
         out: File to write.
     """
-    from ..folding.save import save
-
     folded = _folded(model, "fold", options)
     print(folded.explain())
-    save(folded, out)
-    _print_written(out)
+    _save(folded, out)
 
 
 def quantize(
@@ -79,7 +76,6 @@ def quantize(
             scales, test images measure the accuracy.
         calibration: Number of training images.
     """
-    from ..folding.save import save
     from ..lab.training.evaluate import quantize_fold
 
     folded = _folded(model, "quantize", options)
@@ -87,8 +83,7 @@ def quantize(
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
-    save(quantized, out)
-    _print_written(out)
+    _save(quantized, out)
 
 
 def export(
@@ -129,17 +124,13 @@ def export(
 
         made = export_c(folded, out or Path(), report=out is None, **given)
         print(made.report if out is None else made)
-        return
-    target = out or Path()
-    if format == "onnx":
+    elif format == "onnx" and out is not None:
         from ..recipe.onnx.export import export_onnx
 
-        export_onnx(folded, target)
-    else:
-        from ..folding.save import save
-
-        save(folded, target)
-    _print_written(target)
+        export_onnx(folded, out)
+        _print_written(out)
+    elif out is not None:
+        _save(folded, out)
 
 
 def predict(
@@ -181,11 +172,9 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     from ..lab.training.own_networks import plain_network
     from ..lab.training.saved_models import load_model
 
-    chosen: dict[str, Any] = {}
-    if options.strategy is not None:
-        chosen["strategy"] = options.strategy
-    if options.dtype is not None:
-        chosen["dtype"] = getattr(torch, options.dtype)
+    dtype = options.dtype and getattr(torch, options.dtype)
+    given = {"strategy": options.strategy, "dtype": dtype}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         shape = None if options.shape is None else tuple(map(int, options.shape.split(",")))
     except ValueError as error:
@@ -212,6 +201,13 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
             )
         folded.labels = labels
     return folded
+
+
+def _save(folded: "Folded", out: Path) -> None:
+    from ..folding.save import save
+
+    save(folded, out)
+    _print_written(out)
 
 
 def _print_written(path: Path) -> None:

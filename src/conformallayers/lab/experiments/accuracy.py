@@ -17,8 +17,7 @@ from . import paper
 from .paper import Cell
 from .records import Cells, Records, Row, grouped, mean_and_spread
 
-_SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
-_KEPT = ("network", "dataset", "seed", "accuracy", *_SETTING, "seconds", "command", "commit")
+_KEPT = ("network", "dataset", "seed", "accuracy", *paper.SETTING, "seconds", "command", "commit")
 
 
 def run_accuracy(

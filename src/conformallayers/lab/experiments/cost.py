@@ -47,8 +47,6 @@ OPPONENT = "LeNet"  # times are relative to its
 _EXECUTIONS = 60  # timed calls of each network
 _CALIBRATION = 32  # images for the scales of int8
 _WHERE = "experiment 5"
-
-
 EXPANDED = "-expanded"
 
 
@@ -122,7 +120,8 @@ def run_cost(options: CostOptions, console: Console | None = None) -> Row:
     if options.measure:
         return _measure_times(names, options)
     records = Records(
-        *(_WHERE, options, options.dataset, ("name", "seed"), cells, _weights_figure),
+        *(_WHERE, options, options.dataset, ("name", "seed"), cells),
+        lambda rows: front_figure(rows, {row["name"]: row["weights"] for row in rows}, "weights"),
         settings=("dataset", "epochs"),
     )
     with records:
@@ -166,7 +165,11 @@ def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
         *(time_cells, partial(_time_figure, chosen)),
         settings=("dataset", "epochs"),
     )
-    folds = {name: _untrained(name, chosen.dataset) for name in names}
+    folds = {}
+    for name in names:
+        torch.manual_seed(0)
+        network = _without_centre(config_of(name, chosen.dataset, 0).build())
+        folds[name] = fold(network.eval(), IMAGE_SHAPE)
     with torch_settings(1), records:
         instructions = {name: _instructions(folded) for name, folded in folds.items()}
         for batch in BATCHES:
@@ -181,12 +184,6 @@ def _measure_times(names: Sequence[str], chosen: CostOptions) -> Row:
                 ratio = round(timing["median"] / times[OPPONENT]["median"], 3)
                 records.add({**row, "ratio": ratio, "instructions": instructions[name]})
     return records.record
-
-
-def _untrained(name: str, dataset: str) -> Folded:
-    """Return the fold of a network with random weights."""
-    torch.manual_seed(0)
-    return fold(_without_centre(config_of(name, dataset, 0).build()).eval(), IMAGE_SHAPE)
 
 
 def _instructions(folded: Folded) -> int | None:
@@ -255,10 +252,6 @@ def front_figure(rows: Sequence[Row], costs: Mapping[str, float], label: str) ->
         axes.grid(alpha=0.3)
         figures.legend_below(figure, axes, 3)
     return figure
-
-
-def _weights_figure(rows: Sequence[Row]) -> Figure:
-    return front_figure(rows, {row["name"]: row["weights"] for row in rows}, "weights")
 
 
 def _time_figure(chosen: CostOptions, times: Sequence[Row]) -> Figure:

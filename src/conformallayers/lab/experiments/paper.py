@@ -11,6 +11,7 @@ NETWORKS = {1: ("BaseLinearNet", "BaseReLUNet", "BaseReSProNet"), 2: ("LeNet", "
 # The supplement's search space; the bounds are included.
 BATCH_SIZES, EPOCHS, LEARNING_RATES = (2048, 4096), (10, 50), (0.001, 1.0)
 OPTIMIZERS = ("adam", "rmsprop")
+SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 HYPERBAND = {"max_iter": 50, "s": 2, "eta": 3}
 
 # Experiments III and IV, quoted from the text.
@@ -37,8 +38,7 @@ class Cell:
     @property
     def setting(self) -> dict[str, Any]:
         """The options of a run with the paper's setting."""
-        names = ("batch_size", "epochs", "learning_rate", "optimizer")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in SETTING}
 
 
 CELLS = (

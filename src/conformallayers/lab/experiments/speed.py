@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -54,15 +53,12 @@ def measure_depth(depth: int, options: DepthOptions) -> Row:
     with torch_settings(seed=0):
         relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
         x = torch.rand(options.batch, *networks.IMAGE_SHAPE)
-    started = time.perf_counter()
     folded = fold(conformal, networks.IMAGE_SHAPE)
-    seconds = time.perf_counter() - started
     models = zip(paths("DkNet"), (relu, conformal, folded), strict=True)
     engines = {name: partial(run_module, model, x) for name, model in models}
     return {
         "depth": depth,
         "strategy": folded.strategy,
-        "fold_seconds": round(seconds, 3),
         "fold_error": fold_error(conformal, folded, x[:8]),
         "milliseconds": interleave(engines, options.executions, calls=5),
     }

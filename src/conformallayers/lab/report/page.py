@@ -19,7 +19,6 @@ from ..training.train import CONFUSION, TRAINING
 
 Block = str | Table | Path  # a paragraph, a table, or a picture
 _STYLE = Path(__file__).with_name("style.css")
-_SETTING = ("batch_size", "epochs", "learning_rate", "optimizer")
 
 
 def write_page(out: Path, heading: str, sections: dict[str, list[Block]]) -> Path:
@@ -65,22 +64,16 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         raise refusal(
             "report RUN", "the folder of a finished run", f"{run} without {RESULT}", remedy
         )
-    result = read_record(run / RESULT, "report")
-    config = read_record(run / CONFIG, "report")
+    result, config = (read_record(run / name, "report") for name in (RESULT, CONFIG))
     with readable("report", run):
         options = [
             [key, str(value)] for key, value in config.items() if value not in (None, [], False)
         ]
         samples = result["samples"]
         accuracies = [
-            [key.removeprefix("accuracy_"), f"{100 * result[key]:.2f} %"]
-            for key in (
-                "accuracy_folded",
-                "accuracy_layers",
-                "accuracy_validation",
-                "accuracy_train",
-            )
-            if result.get(key) is not None
+            [key.removeprefix("accuracy_"), f"{100 * share:.2f} %"]
+            for key, share in result.items()
+            if key.startswith("accuracy_") and share is not None
         ]
         about = f"{samples['train']} training images, {samples['test']} test images."
         sections: dict[str, list[Block]] = {
@@ -161,11 +154,11 @@ def _studies(results: Path) -> Iterator[Block]:
             if (cell.network, cell.dataset) == names
         ]
         lines = [
-            [name, *(str(setting.get(key, "")) for key in _SETTING), f"{100 * share:.2f} %"]
+            [name, *(str(setting.get(key, "")) for key in paper.SETTING), f"{100 * share:.2f} %"]
             for name, setting, share in choices
         ]
         count = record["images"]["train"]
         yield f"{', '.join(names)}: {len(record['trials'])} trials, {count} training images."
-        yield Table(["", *_SETTING, "accuracy"], lines)
+        yield Table(["", *paper.SETTING, "accuracy"], lines)
         yield path.with_suffix(".png")
         yield _source(record)

@@ -46,9 +46,7 @@ class Ranks:
 @contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
     """Join the process group of ``torchrun``, if it has started this process."""
-    if distributed.is_available() and distributed.is_initialized():
-        yield Ranks(distributed.get_rank(), distributed.get_world_size())
-    elif "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         yield Ranks()
     else:
         if device != "cpu":

@@ -78,9 +78,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a trained network, or a fold, on the test images of a data set, by default that of its training.
 
-    Returns:
-        network, dataset, epoch, images, and the accuracies ``layers`` and ``folded``,
-        each None where it does not apply.
+    The accuracies ``layers`` and ``folded`` are None where they do not apply.
     """
     model = load_model(run, "evaluate")
     shape = model.shape if model.config is None else model.config.input_shape
@@ -112,11 +110,7 @@ def fold_scores(folded: Folded, images: Tensor) -> Tensor:
 def quantize_fold(
     folded: Folded, images: str | None = None, count: int = CALIBRATION, options: DataOptions = DATA
 ) -> tuple[Folded, dict[str, Any]]:
-    """Return a fold in int8, calibrated on training images of a data set, and the accuracies of both folds.
-
-    Returns:
-        The fold; and dataset, images, and the accuracies ``float`` and ``int8`` on test images.
-    """
+    """Return a fold in int8, calibrated on training images of a data set, and the accuracies of both folds."""
     shape, where = folded.input_shape, "quantize --images"
     data = load_test(images, folded, shape, options, where, only_test=False)
     quantized = quantize(folded, calibration_images(data, folded, count))

@@ -77,15 +77,10 @@ def train(
     Under ``torchrun`` the processes share every batch. The network has as many outputs as the data
     set has classes.
 
+    The other arguments are those of ``conformallayers train``.
+
     Args:
-        network: a class of :mod:`conformallayers.networks`, by its name; or ``FILE.py:NAME``, a class or function
-            that returns an ``nn.Module``. It is called with ``num_classes`` and ``in_shape`` if it takes them.
-        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, a folder of pictures with one
-            sub-folder per class, or a data set.
-        out: the folder of the run; None takes one below ``runs`` named after it.
-        resume: continue the run in that folder, or start it if there is none.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        figures: also draw the curves, and write the confusion matrix of the test images.
+        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, a folder of pictures, or a data set.
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
