@@ -123,7 +123,7 @@ def test_graph_is_drawn_before_and_after_its_fold() -> None:
     labels = {when: [node["label"] for node in found[when]] for when in ("before", "after")}
     assert labels["after"] == ["input", "conv 3×3", "relu", "conv 3×3", "relu"]
     kinds = [label.partition(" ")[0] for label in labels["before"]]
-    assert [kinds.count(kind) for kind in ("Conv2d", "BatchNorm2d", "add")] == [4, 4, 2]
+    assert [kinds.count(kind) for kind in ("Conv2d", "BatchNorm2d", "Join")] == [4, 4, 1]
     for when, nodes in labels.items():
         seen: set[str] = set()
         for node in found[when]:  # in the order in which they run

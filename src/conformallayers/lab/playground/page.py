@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ import conformallayers as cl
 
 from ... import __version__
 from ...errors import refusal, shape_text
+from ...graph.capture import capture
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
 from ..checks import torch_settings
@@ -88,51 +88,33 @@ def _script_safe(text: str) -> str:
 # -- demonstrations beside the classifier: time against depth, templates and eigenimages, example digits --
 
 
-class Block(nn.Module):
-    """Three branches, as RepVGG trains them, and a ReLU.
-
-    Shape:
-        (B, 8, H, W) → (B, 8, H, W)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.conv_norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.point, self.point_norm = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add up the branches."""
-        y: Tensor = self.conv_norm(self.conv(x)) + self.point_norm(self.point(x)) + self.norm(x)
-        return y.relu()
-
-
 def folded_graph() -> Json:
     """Return the nodes of a small network and those of its fold: name, label, and names that a node reads."""
+    branches = (
+        nn.Sequential(nn.Conv2d(8, 8, side, padding=side // 2, bias=False), nn.BatchNorm2d(8))
+        for side in (3, 1)
+    )
+    block = cl.Parallel(*branches, nn.BatchNorm2d(8)), nn.ReLU()  # as RepVGG trains it
     chain = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
-    model = nn.Sequential(Block(), *chain).eval()
-    before = []
-    for node in torch.fx.symbolic_trace(model).graph.nodes:
-        label = str(getattr(node.target, "__name__", node.target))
-        if node.op == "call_module":
-            module = model.get_submodule(str(node.target))
-            sides = "×".join(map(str, getattr(module, "kernel_size", ())))
-            label = f"{type(module).__name__} {sides}".rstrip()
-        before.append((node.name, label, [read.name for read in node.all_input_nodes]))
+    model = nn.Sequential(*block, *chain).eval()
+    nodes = capture(model, (8, 8, 8)).nodes
+    before = [{"name": "x", "label": "input", "reads": []}]
+    after = list(before)
+    for node in nodes:
+        sides = "×".join(map(str, getattr(node.module, "kernel_size", ())))
+        reads = [nodes[source].name if source >= 0 else "x" for source in node.sources]
+        label = f"{node.call} {sides}".rstrip()
+        before.append({"name": node.name, "label": label, "reads": reads})
     folded = cl.fold(model, (8, 8, 8))
     document = javascript_document(folded.recipe, "float32")
-    after: list[Any] = [("x", "input", [])]
     for step in document["operations"]:
         sizes = document["constants"].get(step["constants"].get("weight"), {}).get("shape", ())
         label = f"{step['operation']} {'×'.join(map(str, sizes[2:]))}"
-        after.append((step["writes"][0], step["settings"].get("function", label), step["reads"]))
+        label = step["settings"].get("function", label)
+        after.append({"name": step["writes"][0], "label": label, "reads": step["reads"]})
     costs = [(one.cost_before.work, one.cost_after.work) for one in folded.explain().regions]
-    keys = "name", "label", "reads"
-    return {
-        "before": [dict(zip(keys, node, strict=True)) for node in before[:-1]],  # without "output"
-        "after": [dict(zip(keys, node, strict=True)) for node in after],
-        "multiply_adds": [sum(column) for column in zip(*costs, strict=True)],
-    }
+    multiply_adds = [sum(column) for column in zip(*costs, strict=True)]
+    return {"before": before, "after": after, "multiply_adds": multiply_adds}
 
 
 def stack(depth: int) -> nn.Module:
