@@ -97,7 +97,7 @@ def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
         ),
         ("sweep/x/study.json", b"{}", "sweep: expected what a command has written"),
         ("run/result.json", b"{}", "got something else (KeyError: 'samples')"),
-        ("run/metrics.csv", b"", "got something else (ValueError: not enough values"),
+        ("run/confusion.csv", b"", "got something else (ValueError: not enough values"),
         ("run/confusion.csv", b"\xff", "got something else (UnicodeDecodeError"),
     ],
 )
@@ -106,10 +106,8 @@ def test_damaged_files_are_refused(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.json").write_text('{"network": "LeNet", "dataset": "digits"}')
-    (run / "result.json").write_text(
-        '{"samples": {"train": 1, "test": 1}, "command": "", "commit": ""}'
-    )
+    result = {"network": "LeNet", "dataset": "digits", "command": "", "commit": ""}
+    (run / "result.json").write_text(json.dumps({**result, "samples": {"train": 1, "test": 1}}))
     assert run_command("report", run, "--out", tmp_path / "page.html") == 0
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_bytes(content)

@@ -14,7 +14,7 @@ from ...utils.files import replace_file
 from ...utils.text import Table, html
 from ..experiments import accuracy, bench, cost, paper, robustness, speed
 from ..experiments.records import Cells, Row
-from ..training.run_folder import CONFIG, METRICS, RESULT, read_record, readable
+from ..training.run_folder import RESULT, read_record, readable
 from ..training.train import CONFUSION, TRAINING
 
 Block = str | Table | Path  # a paragraph, a table, or a picture
@@ -64,11 +64,8 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         raise refusal(
             "report RUN", "the folder of a finished run", f"{run} without {RESULT}", remedy
         )
-    result, config = (read_record(run / name, "report") for name in (RESULT, CONFIG))
+    result = read_record(run / RESULT, "report")
     with readable("report", run):
-        options = [
-            [key, str(value)] for key, value in config.items() if value not in (None, [], False)
-        ]
         samples = result["samples"]
         accuracies = [
             [key.removeprefix("accuracy_"), f"{100 * share:.2f} %"]
@@ -79,19 +76,13 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         sections: dict[str, list[Block]] = {
             "Accuracy": [about, Table(["measured", "accuracy"], accuracies), _source(result)],
             "Curves": [run / f"{TRAINING}.png"],
-            "Confusion matrix": [*_csv_table(run / CONFUSION)],
-            "Epochs": [*_csv_table(run / METRICS)],
-            "Options": [Table(["option", "value"], options)],
         }
-        heading = f"{config['network'].rpartition(':')[2]}, {Path(config['dataset']).name}"
+        if (run / CONFUSION).is_file():
+            with (run / CONFUSION).open(newline="", encoding="utf-8") as stream:
+                header, *rows = csv.reader(stream)
+            sections["Confusion matrix"] = [Table(header, rows)]
+        heading = f"{result['network'].rpartition(':')[2]}, {Path(result['dataset']).name}"
     return write_page(out or run / "report.html", heading, sections)
-
-
-def _csv_table(path: Path) -> Iterator[Table]:
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as stream:
-            header, *rows = csv.reader(stream)
-        yield Table(header, rows)
 
 
 # -- all results ------------------------------------------------------------------------------------
