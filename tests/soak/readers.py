@@ -19,7 +19,7 @@ from PIL import Image
 
 from conformallayers.errors import ConformalError
 from conformallayers.lab.data.files import read_arrays, read_files
-from conformallayers.lab.data.images import Unreadable, read_image
+from conformallayers.lab.data.pictures import Unreadable, read_image
 from conformallayers.lab.report.page import write_page
 from conformallayers.utils.text import Table
 from datafiles import idx, random_images

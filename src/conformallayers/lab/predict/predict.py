@@ -22,7 +22,7 @@ from ...session import Session
 from ...utils.files import staged_files
 from ...utils.progress import progress
 from ...utils.text import csv_text, printable
-from ..data.images import Array, Unreadable, find_images, read_image
+from ..data.pictures import Array, Unreadable, find_images, read_image
 from ..options import PredictOptions
 from ..training.saved_models import load_model
 
