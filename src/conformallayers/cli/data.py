@@ -64,7 +64,5 @@ def get(
 
     for name in names:
         written = files.fetch(name, files.data_root(data_root), source)
-        for path in written:
-            print(f"wrote {path}")
-        if not written:
-            print(f"{name}: already there")
+        for line in [f"wrote {path}" for path in written] or [f"{name}: already there"]:
+            print(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def test_order_and_moves_hang_on_seed_and_epoch_alone(moves: dict[str, Any]) -> 
     whole = digits.train_images[:50], torch.arange(50)
     batches = Batches(*whole, batch_size=8, shuffle=True, seed=3, **moves)
     state = torch.get_rng_state()
-    epochs = [[torch.cat(part) for part in zip(*batches.at(e), strict=True)] for e in (0, 1, 0)]
+    epochs = [
+        [torch.cat(part) for part in zip(*replace(batches, epoch=e), strict=True)]
+        for e in (0, 1, 0)
+    ]
     assert torch.equal(torch.get_rng_state(), state)
     (x, y), (_, other), (again, order) = epochs
     assert torch.equal(x, again)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from conformallayers.lab.training.config import make_config
+from conformallayers.lab.training.evaluate import check_outputs
 from conformallayers.lab.training.own_networks import (
     absolute,
-    check_outputs,
     find_network,
     is_own,
     plain_network,

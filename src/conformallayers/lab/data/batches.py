@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -101,10 +101,6 @@ class Batches:
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch_size)
-
-    def at(self, epoch: int) -> Batches:
-        """Return the batches of another epoch."""
-        return replace(self, epoch=epoch)
 
     def size(self, index: int) -> int:
         """Return the number of images in a batch, of all ranks together."""

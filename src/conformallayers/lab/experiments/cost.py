@@ -81,18 +81,13 @@ def run_folder(name: str, dataset: str, seed: int) -> Path:
 
 def load_runs(names: Sequence[str], dataset: str, seed: int, where: str) -> dict[str, Loaded]:
     """Load the finished runs of networks, or refuse the first that is missing."""
-    _require_known(names, where)
     for name in names:
+        require_choice(f"{where} --only", name, NETWORKS, "Name one of them.")
         folder = run_folder(name, dataset, seed)
         if not (folder / RESULT).is_file():
             remedy = f"Train it: conformallayers {_WHERE} --only {name} --seeds {seed}."
             raise refusal(where, f"a finished run in {folder}", "none", remedy)
     return {name: load_model(run_folder(name, dataset, seed), where) for name in names}
-
-
-def _require_known(names: Sequence[str], where: str) -> None:
-    for name in names:
-        require_choice(f"{where} --only", name, NETWORKS, "Name one of them.")
 
 
 def config_of(
@@ -115,7 +110,8 @@ def config_of(
 
 def run_cost(options: CostOptions, console: Console | None = None) -> Row:
     """Train the missing networks, or measure what all cost; return the record."""
-    _require_known(options.only, _WHERE)
+    for name in options.only:
+        require_choice(f"{_WHERE} --only", name, NETWORKS, "Name one of them.")
     names = options.only or tuple(NETWORKS)
     if options.measure:
         return _measure_times(names, options)

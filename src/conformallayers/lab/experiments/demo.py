@@ -24,7 +24,7 @@ from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, load
 from ..measure import interleave
 from ..report import figures
-from ..training.evaluate import all_scores, share_correct
+from ..training.evaluate import accuracy
 from .records import Row
 
 SHAPE = SHAPES[DIGITS]
@@ -80,12 +80,7 @@ def train(model: nn.Module, data: Dataset, epochs: int) -> Iterator[Row]:
             schedule.step()
             total += float(loss.detach()) * len(rows)
         row = {"epoch": epoch + 1, "loss": total / len(images), "learning_rate": rate}
-        yield {**row, "test_accuracy": accuracy(model.eval(), data)}
-
-
-def accuracy(model: nn.Module, data: Dataset) -> float:
-    """Return the share of test images that a network classifies correctly."""
-    return share_correct(all_scores(model, data.test_images, shape=SHAPE), data.test_labels)
+        yield {**row, "test_accuracy": accuracy(model.eval(), data, SHAPE)}
 
 
 def compare(model: nn.Module, folded: cl.Folded, data: Dataset) -> Row:
@@ -96,7 +91,7 @@ def compare(model: nn.Module, folded: cl.Folded, data: Dataset) -> Row:
         calls = {name: partial(path, x[:_TIMED]) for name, path in paths.items()}
         times = interleave(calls, _EXECUTIONS, pause=0.0)
         return {
-            "accuracy": {name: accuracy(path, data) for name, path in paths.items()},
+            "accuracy": {name: accuracy(path, data, SHAPE) for name, path in paths.items()},
             "microseconds": {name: 1e3 * t["median"] / _TIMED for name, t in times.items()},
             "difference": cl.testing.relative_error(folded(x), model(x)),
         }

@@ -27,7 +27,8 @@ from ..data.datasets import Dataset, load
 from ..options import SweepOptions
 from ..report import figures
 from ..training.config import TrainConfig, make_config
-from ..training.own_networks import absolute, check_outputs, is_own, source_hash
+from ..training.evaluate import check_outputs
+from ..training.own_networks import absolute, is_own, source_hash
 from ..training.train import epoch_rows
 from . import paper
 from .records import Row, provenance

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...container import ConformalLayers, layer_by_layer
-from ...errors import refusal
+from ...errors import ConformalError, cause_line, refusal, shape_text
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
@@ -46,6 +46,13 @@ def share_correct(scores: Tensor, labels: Tensor) -> float:
     return int((scores.argmax(1) == labels).sum()) / len(labels)
 
 
+def accuracy(
+    model: Callable[[Tensor], Tensor], data: Dataset, shape: tuple[int, ...], device: str = "cpu"
+) -> float:
+    """Return the share of test images that a model classifies correctly."""
+    return share_correct(all_scores(model, data.test_images, device, shape), data.test_labels)
+
+
 def has_conformal_layers(network: nn.Module) -> bool:
     """Tell whether a network has ConformalLayers to fold."""
     return any(isinstance(module, ConformalLayers) for module in network.modules())
@@ -62,13 +69,36 @@ def accuracy_by_path(
     with layer_by_layer():
         scores = all_scores(model, data.test_images, device, shape)
     found: dict[str, Any] = {"layers": share_correct(scores, data.test_labels)}
-    found |= {"folded": None, "strategy": None}
-    if has_conformal_layers(model):
-        folded = fold(model, shape)
-        scores = all_scores(folded, data.test_images, device, shape)
-        folded_share = share_correct(scores, data.test_labels)
-        found |= {"folded": folded_share, "strategy": folded.strategy}
-    return found, scores
+    if not has_conformal_layers(model):
+        return {**found, "folded": None, "strategy": None}, scores
+    folded = fold(model, shape)
+    scores = all_scores(folded, data.test_images, device, shape)
+    found["folded"] = share_correct(scores, data.test_labels)
+    return {**found, "strategy": folded.strategy}, scores
+
+
+def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a network that has no score for every class, or that cannot be folded, before it is trained."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        remedy = "Give it layers with weights; conformallayers fold takes one without."
+        raise refusal("network", "parameters to train", "none", remedy)
+    expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
+    remedy = "Let the network take num_classes and in_shape as arguments."
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad(), layer_by_layer():
+            scores = model.eval()(torch.zeros(2, *shape, device=device))
+        found = getattr(scores, "shape", ())
+        if tuple(found) != (2, classes):
+            raise refusal("network", expected, shape_text(found), remedy)
+        if has_conformal_layers(model):
+            fold(model, shape)
+    except ConformalError:
+        raise
+    except Exception as error:  # code of the user
+        raise refusal("network", expected, cause_line(error), remedy) from error
+    finally:
+        model.train()
 
 
 def evaluate(

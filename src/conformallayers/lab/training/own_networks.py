@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConformalError, cause_line, refusal, shape_text
+from ...errors import ConformalError, refusal
 from ...utils.text import suggest
 from ..checks import require_choice
 
@@ -111,35 +111,6 @@ def plain_network(network: str, weights: Path | None) -> nn.Module:
         got = " ".join(str(error).split())
         raise refusal(f"--weights {weights}", expected, got, remedy) from error
     return module
-
-
-def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a network that has no score for every class, or that cannot be folded, before it is trained."""
-    import torch
-
-    from ...container import ConformalLayers, layer_by_layer
-    from ...folding.fold import fold
-
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        remedy = "Give it layers with weights; conformallayers fold takes one without."
-        raise refusal("network", "parameters to train", "none", remedy)
-    expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
-    remedy = "Let the network take num_classes and in_shape as arguments."
-    device = next(model.parameters()).device
-    try:
-        with torch.no_grad(), layer_by_layer():
-            scores = model.eval()(torch.zeros(2, *shape, device=device))
-        found = getattr(scores, "shape", ())
-        if tuple(found) != (2, classes):
-            raise refusal("network", expected, shape_text(found), remedy)
-        if any(isinstance(module, ConformalLayers) for module in model.modules()):
-            fold(model, shape)
-    except ConformalError:
-        raise
-    except Exception as error:  # code of the user
-        raise refusal("network", expected, cause_line(error), remedy) from error
-    finally:
-        model.train()
 
 
 def _read(file: str, name: str, source: str | None = None) -> bytes:

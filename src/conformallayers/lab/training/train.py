@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from ..measure import keep_freed_memory
 from . import run_folder
 from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, process_group
-from .evaluate import accuracy_by_path, all_scores, has_conformal_layers, share_correct
-from .own_networks import absolute, check_outputs, is_own, source_hash
+from .evaluate import accuracy, accuracy_by_path, check_outputs, has_conformal_layers
+from .own_networks import absolute, is_own, source_hash
 from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
 
@@ -231,7 +231,7 @@ class _Run:
     def train_epoch(self, epoch: int) -> dict[str, Any]:
         """Train for one epoch and return its row."""
         started = time.perf_counter()
-        config, batches, ranks = self.config, self.batches.at(epoch), self.ranks
+        config, batches, ranks = self.config, replace(self.batches, epoch=epoch), self.ranks
         # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
         torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
         self.model.train()
@@ -260,9 +260,8 @@ class _Run:
         if self.held_out is not None:
             self.model.eval()
             with layer_by_layer():
-                how = config.device, config.input_shape
-                scores = all_scores(self.model, self.held_out.test_images, *how)
-            row["validation_accuracy"] = share_correct(scores, self.held_out.test_labels)
+                how = self.held_out, config.input_shape, config.device
+                row["validation_accuracy"] = accuracy(self.model, *how)
         return {**row, "learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
