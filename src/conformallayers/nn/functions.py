@@ -398,8 +398,8 @@ def _part(call: Call) -> nn.Module | Chain | None:
     number, shape = range(len(parts))[number], call.shape(whole)
     if shape is None or given.get("dim", 0) % (len(shape) + 1) != 1:
         return None
-    start = sum(part.shape[0] for part in parts[:number])
-    return [(Channels(start, start + parts[number].shape[0], shape[0]), (whole,))]
+    start, count = sum(part.shape[0] for part in parts[:number]), parts[number].shape[0]
+    return [(Channels(start, start + count, shape[0]), (whole,))] if count else None
 
 
 def _indexed(call: Call) -> nn.Module | Chain | None:
