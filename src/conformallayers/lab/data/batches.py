@@ -16,7 +16,6 @@ from ...nn.layers import Centre, RepeatChannels
 
 Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
-_CHUNK = 2**24  # values to convert to float64 at a time, which takes eight times their memory
 
 
 def as_input(
@@ -39,9 +38,8 @@ def mean_image(images: Tensor, shape: Shape = IMAGE_SHAPE) -> Tensor:
     Shape:
         (N, 1 or 3, H, W), unsigned bytes → ``(1, *shape)``
     """
-    chunk = max(1, _CHUNK // images[0].numel())
-    parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
-    mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
+    # numpy converts a part at a time; torch would take eight times the memory of the images.
+    mean = torch.from_numpy(images.numpy().mean(0, dtype="float64", keepdims=True))
     return as_input(mean, torch.float64, shape)
 
 
