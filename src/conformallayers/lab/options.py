@@ -56,7 +56,7 @@ class PredictOptions:
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
         ray: Share the work among processes with Ray Data.
         workers: Processes of Ray.
-        address: Address of a running Ray cluster; a local one is started if not given.
+        address: Address of a running Ray cluster, for --ray; a local one is started if not given.
     """
 
     top: PositiveInt = 3

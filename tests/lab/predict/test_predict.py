@@ -230,7 +230,6 @@ def test_a_closed_pipe_ends_quietly(grey: Path, tmp_path: Path) -> None:
         (["--format", "xml"], '"xml"'),
         (["--top", 0], 'Invalid value "0" for --top'),
         (["--engine", "jax"], '"jax"'),
-        (["--address", "auto"], "--address: expected --ray beside it"),
     ],
 )
 def test_wrong_options_are_refused(

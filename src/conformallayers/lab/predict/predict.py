@@ -37,14 +37,12 @@ def run_predict(
     model: str | os.PathLike[str], paths: Sequence[str], options: PredictOptions
 ) -> int:
     """Write a row for every image; report broken ones on standard error, skip them, and return their number."""
-    if options.address is not None and not options.ray:
-        raise refusal("predict --address", "--ray beside it", "none", "Add --ray.")
     session = open_network(model, options)
     images = list(find_images(paths))
     batches = [images[i : i + options.batch] for i in range(0, len(images), options.batch)]
     with contextlib.ExitStack() as stack:
         scored: Iterable[list[Row]] = (score(batch, session, options) for batch in batches)
-        if options.ray and batches:
+        if (options.ray or options.address) and batches:
             scored = stack.enter_context(_ray_batches(batches, model, options))
         stream = sys.stdout
         if options.out is not None:
