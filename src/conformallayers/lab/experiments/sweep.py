@@ -46,10 +46,8 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     Trials are ranked by validation accuracy; the test images are not used. The same call
     continues the study, and several processes may share its folder.
     """
-    source = dataset
-    if not isinstance(source, Dataset):
-        places = options.data_root, options.size, options.verify
-        source = load(source, *places, where="sweep")
+    places = options.data_root, options.size, options.verify
+    source = dataset if isinstance(dataset, Dataset) else load(dataset, *places, where="sweep")
     names = {"network": absolute(network), "dataset": source.name}
     derived = {**source.options, "source": source_hash(names["network"])}
     config = make_config(**names, epochs=options.max_epochs, seed=options.seed, **derived)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...errors import ConformalError, cause_line, first_line, refusal
 from ...utils.files import is_unfinished, staged_files, write_json
 from ..checks import require_same
-from .config import TrainConfig, make_config
+from .config import TrainConfig
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
@@ -38,13 +38,6 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     history: list[dict[str, Any]]
-
-    def network(self) -> tuple[TrainConfig, nn.Module]:
-        """Return the options and the trained network."""
-        config = make_config(**{**self.config, "device": "cpu"})
-        model = config.build()
-        self.restore(model)
-        return config, model
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Load the weights into a model, and the optimizer's state into its optimizer if one is given."""

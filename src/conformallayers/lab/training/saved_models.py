@@ -18,7 +18,7 @@ from ...utils.text import suggest
 from ...zoo.catalogue import network_files
 from ..data.batches import from_images
 from ..data.catalogue import SHAPES
-from .config import TrainConfig
+from .config import TrainConfig, make_config
 from .own_networks import is_own
 from .run_folder import load_checkpoint
 
@@ -73,7 +73,9 @@ def load_model(model: str | os.PathLike[str], command: str) -> Loaded:
         folded = load(path)
         return Loaded(folded, path, folded.labels, folded.about or {}, None)
     found = load_checkpoint(path)
-    config, module = found.network()
+    config = make_config(**{**found.config, "device": "cpu"})
+    module = config.build()
+    found.restore(module)
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
     about |= {"epoch": len(found.history), "white": 1.0}  # the value of a white pixel
     if config.pictures is not None:

@@ -39,7 +39,6 @@ from .saved_models import CHECKPOINT
 
 TRAINING, CONFUSION = "training", "confusion.csv"  # a figure and a table
 _DIAGNOSED = 32  # training images that a health check looks at
-_PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class _Run:
             line = "   ".join([label, f"loss {row['loss']:.3f}", *told])
             console.print(line, highlight=False)
             for warning in self.health_warnings() if warn and epoch == 0 else ():
-                console.print(warning, **_PLAIN)
+                console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
     def health_warnings(self) -> Iterator[str]:
         """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
