@@ -46,7 +46,7 @@ def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
     for number, words in enumerate(
         [
             ("fold", NAME),
-            ("quantize", NAME, "--calibration", 64),
+            ("quantize", NAME),
             ("export", NAME, "--format", "onnx"),
             ("export", NAME, "--format", "numpy"),
             ("playground", NAME),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
-from cyclopts.types import PositiveInt
 
 from ..errors import refusal
 from ..lab.options import DataOptions, FoldOptions, PredictOptions
@@ -62,7 +61,6 @@ def quantize(
     *,
     out: Path,
     images: str | None = None,
-    calibration: PositiveInt = 512,
     data: Flat[DataOptions] = DataOptions(),
     options: Flat[FoldOptions] = FoldOptions(),
 ) -> None:
@@ -72,14 +70,13 @@ def quantize(
         model: Run folder, checkpoint, fold written by cl.save, a name of the zoo, or PACKAGE:FACTORY as in
             conformallayers fold.
         out: File to write; conformallayers export takes it.
-        images: Data set or folder of pictures; that of the training if not given. Training images set the
+        images: Data set or folder of pictures; that of the training if not given. 512 training images set the
             scales, test images measure the accuracy.
-        calibration: Number of training images.
     """
     from ..lab.training.evaluate import quantize_fold
 
     folded = _folded(model, "quantize", options)
-    quantized, found = quantize_fold(folded, images, calibration, data)
+    quantized, found = quantize_fold(folded, images, data)
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")

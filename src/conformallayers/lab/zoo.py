@@ -14,7 +14,7 @@ from .data.datasets import load
 from .experiments.bench import multiply_adds, weights
 from .options import DataOptions
 from .training import run_folder
-from .training.evaluate import DATA, fold_accuracy
+from .training.evaluate import DATA, accuracy
 from .training.saved_models import load_model
 
 _ONLY_CLASSES = "Every image gets one of these classes, even if it shows something else."
@@ -39,7 +39,7 @@ def build_zoo(
         name, folded = _folded_run(Path(run))
         about = folded.about or {}
         data = load(about["dataset"], options.data_root, verify=options.verify)
-        share = fold_accuracy(folded, data)
+        share = accuracy(folded, data, folded.input_shape)
         if share != about["accuracy"]:
             expected = f"the accuracy of its run, {about['accuracy']}"
             remedy = "Take the data set and the versions that it was trained with."

@@ -46,13 +46,13 @@ def test_the_command_prints_accuracy_and_bytes(
 ) -> None:
     path = tmp_path / "int8.safetensors"
     words = "quantize", "digits-lenetcl", "--out", path
-    assert run_command(*words, "--calibration", "100") == 0
+    assert run_command(*words) == 0
     shown = capsys.readouterr().out
-    assert "relative errors of the outputs of the 100 images that set the scales" in shown
+    assert "relative errors of the outputs of the 512 images that set the scales" in shown
     assert "accuracy on 450 test images of digits\nfloat 98." in shown
     quantized = cl.load(path)
     assert quantized.quantization is not None
-    assert quantized.quantization.images == 100
+    assert quantized.quantization.images == 512
     assert run_command("evaluate", path) == 0
     (line,) = (line for line in shown.splitlines() if line.startswith("float 98."))
     accuracy = line.split("int8 ")[1]
@@ -61,9 +61,9 @@ def test_the_command_prints_accuracy_and_bytes(
 
 def test_calibration_takes_the_same_training_images_at_each_call() -> None:
     data, folded = load("digits"), cl.zoo.load("digits-lenetcl")
-    x = evaluate.calibration_images(data, folded, 50)
-    assert x.shape == (50, 1, 8, 8)
-    assert torch.equal(x, evaluate.calibration_images(data, folded, 50))
+    x = evaluate.calibration_images(data, folded)
+    assert x.shape == (512, 1, 8, 8)
+    assert torch.equal(x, evaluate.calibration_images(data, folded))
     stored = {tuple(image.flatten().tolist()) for image in data.train_images}
     assert {tuple((255 * i).round().int().flatten().tolist()) for i in x} <= stored
 

@@ -25,7 +25,7 @@ from ..data.batches import as_input
 from ..data.datasets import load_test
 from ..experiments.records import Cells, Records, Row
 from ..options import DeviceOptions
-from ..training.evaluate import CALIBRATION, calibration_images, fold_scores
+from ..training.evaluate import all_scores, calibration_images
 from ..training.saved_models import load_model
 
 INT8 = "int8"
@@ -140,8 +140,9 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     data = load_test(chosen.dataset, folded, *places, only_test=only_test)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
-        folded = quantize(folded, calibration_images(data, folded, CALIBRATION))
-    expected, x = fold_scores(folded, images), as_input(images, shape=folded.input_shape)
+        folded = quantize(folded, calibration_images(data, folded))
+    expected = all_scores(folded, images, shape=folded.input_shape)
+    x = as_input(images, shape=folded.input_shape)
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, optimize="size")
         run = run_on_device(made, x.numpy())

@@ -20,7 +20,7 @@ from ..data.datasets import Dataset, load_test
 from ..options import DataOptions
 from .saved_models import load_model
 
-CALIBRATION = 512  # images that set the scales of int8
+_CALIBRATION = 512  # images that set the scales of int8
 _BATCH = 1000
 DATA = DataOptions()  # of the usual folder
 
@@ -33,8 +33,9 @@ def all_scores(
 ) -> Tensor:
     """Run a model, (B, *shape) → (B, classes), on images (N, C, H, W) of unsigned bytes; return (N, classes)."""
     batches = Batches(images, torch.zeros(len(images)), _BATCH, shape=shape, device=device)
+    dtype = model.dtype if isinstance(model, Folded) else torch.float32
     with torch.inference_mode():
-        return torch.cat([model(x).float().cpu() for x, _ in batches])
+        return torch.cat([model(x.to(dtype)).float().cpu() for x, _ in batches])
 
 
 def share_correct(scores: Tensor, labels: Tensor) -> float:
@@ -115,7 +116,7 @@ def evaluate(
     if not isinstance(dataset, Dataset):
         dataset = load_test(dataset, model, shape, options, "evaluate --dataset")
     if model.config is None:
-        found = {"layers": None, "folded": fold_accuracy(model.fold("evaluate"), dataset)}
+        found = {"layers": None, "folded": accuracy(model.module, dataset, shape)}
     else:
         found, _ = accuracy_by_path(model.module, dataset, shape)
     return {
@@ -127,29 +128,20 @@ def evaluate(
     }
 
 
-def fold_accuracy(folded: Folded, dataset: Dataset) -> float:
-    """Return the share of test images that a fold classifies correctly."""
-    return share_correct(fold_scores(folded, dataset.test_images), dataset.test_labels)
-
-
-def fold_scores(folded: Folded, images: Tensor) -> Tensor:
-    """Run a fold on images (N, C, H, W) of unsigned bytes; return its scores, (N, classes)."""
-    return all_scores(lambda x: folded(x.to(folded.dtype)), images, shape=folded.input_shape)
-
-
 def quantize_fold(
-    folded: Folded, images: str | None = None, count: int = CALIBRATION, options: DataOptions = DATA
+    folded: Folded, images: str | None = None, options: DataOptions = DATA
 ) -> tuple[Folded, dict[str, Any]]:
     """Return a fold in int8, calibrated on training images of a data set, and the accuracies of both folds."""
     shape, where = folded.input_shape, "quantize --images"
     data = load_test(images, folded, shape, options, where, only_test=False)
-    quantized = quantize(folded, calibration_images(data, folded, count))
-    found = {"float": fold_accuracy(folded, data), "int8": fold_accuracy(quantized, data)}
-    return quantized, {"dataset": data.name, "images": len(data.test_labels), **found}
+    quantized = quantize(folded, calibration_images(data, folded))
+    found = {"dataset": data.name, "images": len(data.test_labels)}
+    found |= {"float": accuracy(folded, data, shape), "int8": accuracy(quantized, data, shape)}
+    return quantized, found
 
 
-def calibration_images(data: Dataset, folded: Folded, count: int) -> Tensor:
+def calibration_images(data: Dataset, folded: Folded) -> Tensor:
     """Return some training images as a fold takes them, the same at each call."""
     generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(data.train_labels), generator=generator)[:count]
+    order = torch.randperm(len(data.train_labels), generator=generator)[:_CALIBRATION]
     return as_input(data.train_images[order], shape=folded.input_shape).to(folded.dtype)
