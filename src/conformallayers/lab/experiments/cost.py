@@ -232,7 +232,7 @@ def front_figure(rows: Sequence[Row], costs: Mapping[str, float], label: str) ->
         for name, found in grouped(rows, "name").items()
         if name in costs
     }
-    with figures.styled(7.2, 5.0) as (figure, axes):
+    with figures.styled(7.2, 5.0, legend=3) as (figure, axes):
         for kind in ("StageNet", "StageReLUNet", "others"):
             names = [name for name in means if _kind(name) == kind]
             axes.scatter([costs[n] for n in names], [means[n] for n in names], s=28, label=kind)
@@ -246,7 +246,6 @@ def front_figure(rows: Sequence[Row], costs: Mapping[str, float], label: str) ->
                 axes.annotate(plain.rpartition("Net-")[2], (costs[name], mean), size=8, **place)
         axes.set(xlabel=label, ylabel="test accuracy (%)", xscale="log")
         axes.grid(alpha=0.3)
-        figures.legend_below(figure, axes, 3)
     return figure
 
 

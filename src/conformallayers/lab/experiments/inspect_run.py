@@ -64,13 +64,12 @@ def inspection_figures(found: Inspection, title: str) -> dict[str, Figure]:
 
 def spectrum_figure(forms: Sequence[Form], title: str) -> Figure:
     """Draw the eigenvalues of each form on a logarithmic axis."""
-    with figures.styled(6.4, 4.2) as (figure, axes):
+    with figures.styled(6.4, 4.2, legend=2) as (figure, axes):
         for number, form in enumerate(forms, 1):
             values = form.eigenvalues.clamp_min(1e-8 * form.eigenvalues.max()).cpu()
             axes.plot(values, label=f"Q{number}: effective rank {form.effective_rank:.0f}")
         axes.set(xlabel="number", ylabel="eigenvalue of Q", yscale="log", title=title)
         axes.grid(alpha=0.3)
-        figures.legend_below(figure, axes)
     return figure
 
 

@@ -103,7 +103,7 @@ def _mean(rows: Sequence[Row]) -> float:
 def strength_figure(rows: Sequence[Row]) -> Figure:
     """Plot accuracy against strength: the mean of the corruptions, contrast, and scaling."""
     titles = {"mean of corruptions": CORRUPTIONS, "contrast": ("contrast",), SCALED: (SCALED,)}
-    with figures.styled(9.6, 4.4, columns=3) as (figure, panels):
+    with figures.styled(9.6, 4.4, columns=3, legend=2) as (figure, panels):
         for axes, (title, kinds) in zip(panels, titles.items(), strict=True):
             lines = {}
             for name, found in grouped(rows, "name").items():
@@ -113,7 +113,6 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
             axes.set(xlabel="strength", title=title)
             axes.sharey(panels[0])
         panels[0].set(ylabel="test accuracy (%)")
-        figures.legend_below(figure, panels[0])
     return figure
 
 

@@ -75,14 +75,13 @@ def depth_cells(rows: Sequence[Row]) -> Cells:
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
     """Plot the median time per batch against depth, one line per path."""
-    with figures.styled(6.8, 4.4) as (figure, axes):
+    with figures.styled(6.8, 4.4, legend=3) as (figure, axes):
         lines = {
             name: [(row["depth"], row["milliseconds"][name]["median"]) for row in rows]
             for name in paths("DkNet")
         }
         figures.draw_lines(axes, lines)
         axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        figures.legend_below(figure, axes, 3)
     return figure
 
 
@@ -146,7 +145,7 @@ def batch_cells(rows: Sequence[Row]) -> Cells:
 def batch_figure(rows: Sequence[Row]) -> Figure:
     """Plot time and memory against batch size, one line per path."""
     measured = grouped((row for row in rows if "failed" not in row), "path")
-    with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
+    with figures.styled(9.6, 4.2, columns=2, legend=2) as (figure, (left, right)):
         panels: list[tuple[Any, str, Callable[[Row], float]]] = [
             (left, "milliseconds per batch", lambda row: row["milliseconds"]["median"]),
             (right, "memory beyond the network, MiB", lambda row: row["peak_bytes"] / 2**20),
@@ -158,5 +157,4 @@ def batch_figure(rows: Sequence[Row]) -> Figure:
             }
             figures.draw_lines(axes, lines)
             axes.set(xlabel="images per batch", ylabel=label, xscale="log", yscale="log")
-        figures.legend_below(figure, left)
     return figure

@@ -34,12 +34,24 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 
 @contextmanager
 def styled(
-    width: float, height: float, rows: int = 1, columns: int = 1
+    width: float, height: float, rows: int = 1, columns: int = 1, legend: int = 0
 ) -> Iterator[tuple[Figure, Any]]:
-    """Yield a figure (in inches) and its axes, an array if several, to be drawn in the common style."""
+    """Yield a figure (in inches) and its axes, an array if several, to be drawn in the common style.
+
+    A legend of so many columns goes below the axes, where it covers no curve.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(rows, columns)
+        if legend:
+            style: Any = {
+                "frameon": False,
+                "fontsize": 9,
+                "columnspacing": 1.2,
+                "handlelength": 1.6,
+            }
+            handles = figure.axes[0].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside lower center", ncols=legend, **style)
 
 
 def draw_lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
@@ -48,13 +60,6 @@ def draw_lines(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]]) ->
         xs, ys = zip(*sorted(points), strict=True)
         axes.plot(xs, ys, marker="sovD^<P"[index % 7], markersize=4, label=label)
     axes.grid(alpha=0.3)
-
-
-def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
-    """Add a legend below the axes, where it covers no curve."""
-    style: Any = {"frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
 
 
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
