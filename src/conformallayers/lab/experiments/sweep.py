@@ -19,6 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from optuna.visualization.matplotlib import plot_parallel_coordinate
 
 from ...errors import ConformalError, ignored_warnings
 from ...utils.files import write_json
@@ -74,7 +75,10 @@ def run_sweep(network: str, dataset: str | Dataset, options: SweepOptions) -> Ro
     finally:
         record = _write(study, about, out)
         if record["best"] is not None:
-            _draw(study, space, title, out)
+            with ignored_warnings():  # of an experimental function, and of missing options
+                axes: Any = plot_parallel_coordinate(study, params=list(space))
+            axes.set_title(title)
+            figures.save(axes.figure, out, "study")
     return record
 
 
@@ -125,15 +129,6 @@ def _write(study: Study, about: Row, out: Path) -> Row:
     record = {**about, "best": best, "trials": trials}
     write_json(out / "study.json", record)
     return record
-
-
-def _draw(study: Study, space: Space, title: str, out: Path) -> None:
-    with ignored_warnings():  # of an experimental function, and of missing options
-        from optuna.visualization.matplotlib import plot_parallel_coordinate
-
-        axes: Any = plot_parallel_coordinate(study, params=list(space))
-    axes.set_title(title)
-    figures.save(axes.figure, out, "study")
 
 
 def _open_study(name: str, most: int, out: Path, kept: Row) -> Study:
