@@ -133,8 +133,7 @@ def run_devices(networks: Sequence[str], options: DeviceOptions) -> Row:
 
 def measure(network: str, chosen: DeviceOptions) -> Row:
     """Run one network on the device, and return its record."""
-    loaded = load_model(network, "device")
-    folded = loaded.fold("device")
+    folded = load_model(network, "device").fold("device")
     only_test = chosen.dtype != INT8
     places = folded.input_shape, chosen, "device --dataset"
     data = load_test(chosen.dataset, folded, *places, only_test=only_test)
@@ -146,10 +145,8 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, optimize="size")
         run = run_on_device(made, x.numpy())
-    name = Path(network).name.removesuffix(".safetensors")
     return {
-        "name": name,
-        "network": loaded.about.get("network", name),
+        "name": Path(network).name.removesuffix(".safetensors"),
         "dataset": data.name,
         "dtype": made.dtype,
         "images": len(x),
