@@ -195,3 +195,21 @@ def test_scales_beyond_24_bits_are_refused() -> None:
     folded = cl.fold(nn.Sequential(model, nn.Linear(3, 3)), (1, 8, 8), strategy="layers")
     with pytest.raises(cl.ConformalError, match=r"expected scales that 24 bits can hold.*x / 255"):
         cl.quantize(folded, 1e9 * torch.rand(8, 1, 8, 8))
+
+
+class Widened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.conv(x), x], 1)
+
+
+def test_images_smaller_than_a_level_beside_a_bias(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Widened(), nn.ReLU(), nn.Conv2d(4, 3, 1)), 1e-8 * images((2, 6, 6))
+    quantized = cl.quantize(cl.fold(model, (2, 6, 6)), x)
+    rebased = [op for op in quantized.recipe.operations if isinstance(op, integer.Requantize)]
+    assert [op.multipliers for op in rebased] == [(0,)]
+    assert_same_everywhere(quantized, x, tmp_path)

@@ -198,7 +198,7 @@ def root_bits(kernel: Shape) -> int:
 class Requantize(Operation):
     """q, …, or q, … and τ → ``clip((Σ q·multiplier)/2^shift)``; the 32-bit addend broadcasts."""
 
-    multipliers: tuple[Positive, ...]
+    multipliers: tuple[Size, ...]
     addend: str | None = constant(optional=True, dtype="int32")
     shift: Size = 0
     low: int = -LEVELS
