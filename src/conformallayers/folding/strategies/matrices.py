@@ -106,10 +106,12 @@ class Banded(Strategy):
         for index, form in enumerate(problem.forms):
             width = _proven_width(form, layout, problem)
             factor = _banded_factor(form, problem.factor(index), layout, width)
-            packed, peak = normalised(_pack(factor, layout, width))
+            factor, peak = normalised(factor)
             full = layout.blocks - width
-            band = builder.constant("band", packed[:full].contiguous())
-            last = builder.constant("last", _last(packed[full:], width, layout.size))
+            band = builder.constant("band", _pack(factor, layout, width)[:full].contiguous())
+            # The blocks of the last rows, whose windows would leave the image, are one matrix.
+            ends = factor[full * layout.size :, full * layout.size :].T.contiguous()
+            last = builder.constant("last", ends)
             fields = {"band": band, "last": last, "size": layout.size, "width": width}
             n = builder.add(point.BandedForm, rows, name="n", weight=peak**2, **fields)
             energies.append((n,))
@@ -181,26 +183,11 @@ def _pack(factor: Tensor, layout: BlockLayout, width: int) -> Tensor:
     return band.flatten(1, 2)
 
 
-def _last(band: Tensor, width: int, size: int) -> Tensor:
-    """Return the blocks of the last rows, whose windows would leave the image, as one matrix."""
-    blocks = band.view(width, width + 1, size, size) if width else band
-    matrix = band.new_zeros(width, size, width, size)
-    for i in range(width):
-        for offset in range(width - i):
-            matrix[i + offset, :, i, :] = blocks[i, offset]
-    return matrix.reshape(width * size, width * size)
-
-
-def _full_width(form: Tensor, layout: BlockLayout) -> int:
-    """Return the largest distance from the diagonal of a block that is not zero."""
+def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
+    """Bisect for a narrow band such that the blocks outside are zero, or proven to be negligible."""
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
     i, j = ordered.ne(0).any(3).any(1).nonzero(as_tuple=True)
-    return int((i - j).abs().max()) if len(i) else 0
-
-
-def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
-    """Bisect for a narrow band such that the blocks outside are proven to be negligible."""
-    narrowest, width = 0, _full_width(form, layout)
+    narrowest, width = 0, int((i - j).abs().max()) if len(i) else 0
     if not problem.proves_terms:
         return width
     order = row_order(layout.shape, form.device)
