@@ -20,7 +20,7 @@ from .graph.graph import INPUT, Graph, Node, between
 from .nn.activations import ReSPro
 from .nn.branches import Join
 from .nn.layers import Abs, Permute, Product
-from .nn.registry import find_spec, suggestion
+from .nn.registry import by_axis, find_spec, suggestion
 from .nn.traced import Traced
 from .utils.text import Block, Printed, Table, suggest
 
@@ -209,16 +209,11 @@ def _head(graph: Graph) -> int:
     for number in range(max(spatial or weighted, default=len(nodes)) + 1, len(nodes)):
         node = nodes[number]
         vector = bool(spatial) and node.shape is not None and len(node.shape) == 1
-        alone = len(node.sources) == 1
-        if alone and (vector or node.kind == "other") and _cuts(graph, number):
+        later = (source for other in nodes[number + 1 :] for source in other.sources)
+        cuts = len(node.sources) == 1 and all(source >= number for source in later)
+        if (vector or node.kind == "other") and cuts:
             return number
     return len(nodes)
-
-
-def _cuts(graph: Graph, number: int) -> bool:
-    """Tell whether no later node reads a value from before a node."""
-    later = graph.nodes[number + 1 :]
-    return not any(source < number for node in later for source in node.sources)
 
 
 def _problem(node: Node) -> str | None:
@@ -323,11 +318,7 @@ def _reached(graph: Graph, number: int, next_to: Callable[[int], list[int]]) -> 
 
 
 _TRANSPARENT = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Identity)
-_POOLS = tuple(
-    getattr(nn, f"{name}{n}d")
-    for n in (1, 2, 3)
-    for name in ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool")
-)
+_POOLS = by_axis("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool")
 
 
 # -- branches -------------------------------------------------------------------------------------------

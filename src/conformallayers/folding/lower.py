@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..nn.bounds import channel_factor, conv_pads, pad_mode, per_axis, pool_axes
 from ..nn.branches import Composite, Flow, Join
 from ..nn.layers import Abs, Centre, Channels, ChannelScale, Permute, RepeatChannels, Rescale, Scale
-from ..nn.registry import PADS, computes_like, find_spec, shape_after
+from ..nn.registry import PADS, by_axis, computes_like, find_spec, shape_after
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe.recipe import Operation, RecipeBuilder, Shape
@@ -75,11 +75,6 @@ def find_lowering(module: nn.Module) -> Lower | None:
     return None
 
 
-def by_axis(name: str) -> tuple[type[nn.Module], ...]:
-    """Return the classes of torch.nn for one to three spatial axes."""
-    return tuple(getattr(nn, f"{name}{n}d") for n in (1, 2, 3))
-
-
 def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
     """Register a lowering function for classes of modules."""
 
@@ -100,8 +95,10 @@ def _linear(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(*by_axis("Conv"))
 def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    padding, pads = _conv_padding(module)
-    if pads is not None:
+    pads, padding = conv_pads(module), (0,) * len(module.kernel_size)
+    if module.padding_mode == "zeros" and all(before == after for before, after in pads):
+        padding = tuple(before for before, _ in pads)
+    elif any(map(any, pads)):
         value = to.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
     options = {name: getattr(module, name) for name in ("stride", "dilation", "groups")}
     return to.add(layer.Conv, value, padding=padding, **_weights(to, module), **options)
@@ -109,14 +106,6 @@ def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 def _weights(to: Lowering, module: Any) -> dict[str, Any]:
     return {name: to.constant(name, getattr(module, name)) for name in ("weight", "bias")}
-
-
-def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
-    """Return the symmetric zero padding of the operation, and the pads of a ``pad`` before it, if any."""
-    pads = conv_pads(module)
-    if module.padding_mode == "zeros" and all(before == after for before, after in pads):
-        return tuple(before for before, _ in pads), None
-    return (0,) * len(pads), pads if any(map(any, pads)) else None
 
 
 @lowers(*by_axis("ConvTranspose"))
@@ -248,17 +237,16 @@ def _norm_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.add(layer.NormPool, value, **options)
 
 
-@lowers(*by_axis("AdaptiveMaxPool"), *by_axis("AdaptiveAvgPool"))
+@lowers(*by_axis("AdaptiveMaxPool", "AdaptiveAvgPool"))
 def _adaptive_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if getattr(module, "return_indices", False):
         return to.call(value, module, shape)
     largest = isinstance(module, by_axis("AdaptiveMaxPool"))
-    return to.add(
-        layer.AdaptiveMaxPool if largest else layer.AdaptiveAvgPool, value, size=shape[1:]
-    )
+    kind = layer.AdaptiveMaxPool if largest else layer.AdaptiveAvgPool
+    return to.add(kind, value, size=shape[1:])
 
 
-@lowers(*(kind for name in PADS for kind in by_axis(name)))
+@lowers(*by_axis(*PADS))
 def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     ends = tuple(module.padding)
     pads = tuple((ends[i], ends[i + 1]) for i in range(len(ends) - 2, -1, -2))
@@ -288,22 +276,18 @@ _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Tanh: ("tanh", ()),
     nn.Hardswish: ("hardswish", ()),
     nn.Hardsigmoid: ("hardsigmoid", ()),
+    nn.GELU: ("gelu", ()),
 }
 
 
 @lowers(*_FUNCTIONS)
 def _function(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if getattr(module, "approximate", "none") != "none":
+        return to.call(value, module, shape)
     kind = next(kind for kind in type(module).__mro__ if kind in _FUNCTIONS)
     function, names = _FUNCTIONS[kind]
     parameters = tuple(float(getattr(module, name)) for name in names)
     return to.add(layer.Elementwise, value, function=function, parameters=parameters)
-
-
-@lowers(nn.GELU)
-def _gelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    if module.approximate != "none":
-        return to.call(value, module, shape)
-    return to.add(layer.Elementwise, value, function="gelu")
 
 
 @lowers(nn.PReLU)
@@ -354,7 +338,7 @@ def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return result
 
 
-_FREE = (*by_axis("ConstantPad"), *by_axis("CircularPad"), nn.Upsample)
+_FREE = (*by_axis("ConstantPad", "CircularPad"), nn.Upsample)
 
 
 def by_sample(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from ..nn.bounds import Shape, per_axis
 from ..nn.branches import Composite
 from ..nn.functions import Batch, Chain, call_text, modules_of
 from ..nn.layers import Channels
-from ..nn.registry import shape_after
+from ..nn.registry import by_axis, shape_after
 from ..nn.sequential import ConformalSequential
 from .graph import INPUT, Branches, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
@@ -101,7 +101,8 @@ class _Recorder(Runner):
             self._check_overwriting(n, value)
         self.versions[n] = self._versions(value)
         known = n in self.constant
-        self.found[n] = value if known else tree_map(_recorded_value, value)
+        sizes = tree_map(lambda x: _Sizes(x.shape) if isinstance(x, Tensor) else x, value)
+        self.found[n] = value if known else sizes
         same = (
             n.op in ("call_function", "call_method") and inputs and value is self.env.get(inputs[0])
         )
@@ -162,10 +163,6 @@ class _Mixed:
 
     def __init__(self, row: Shape | None) -> None:
         self.row = row
-
-
-def _recorded_value(value: Any) -> Any:
-    return _Sizes(value.shape) if isinstance(value, Tensor) else value
 
 
 def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
@@ -273,12 +270,8 @@ class _Reader:
             ratios = tuple(n / m for n, m in zip(shape[1:], before[1:], strict=True))
             module.size, module.scale_factor = None, ratios
             return chain if all(ratio == int(ratio) for ratio in ratios) else None
-        pools = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-        if (
-            before
-            and isinstance(module, pools)
-            and per_axis(module.kernel_size, axes) == before[1:]
-        ):
+        pools = isinstance(module, by_axis("AvgPool"))
+        if before and pools and per_axis(module.kernel_size, axes) == before[1:]:
             return [(getattr(nn, f"AdaptiveAvgPool{axes}d")(1), reads)]
         return None
 

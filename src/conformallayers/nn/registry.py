@@ -63,10 +63,15 @@ class LayerSpec:
         return None if self.check is None else self.check(module)
 
 
-BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+def by_axis(*names: str) -> tuple[type[Any], ...]:
+    """Return the classes of torch.nn for one to three spatial axes."""
+    return tuple(getattr(nn, f"{name}{n}d") for name in names for n in (1, 2, 3))
+
+
+BATCH_NORMS = by_axis("BatchNorm")
 PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
-NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
-POOLS = *NORM_POOLS, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+NORM_POOLS = by_axis("LPPool")
+POOLS = by_axis("LPPool", "AvgPool")
 
 
 def _has_bias(module: Any) -> bool:
