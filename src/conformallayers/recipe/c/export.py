@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ...errors import refusal
 from ...utils.files import replace_files
@@ -129,16 +128,13 @@ def _check(folded: Any, name: object, optimize: object) -> None:
 
 def _program(folded: Any, name: str, optimize: str) -> Program:
     """Write a fold as statements; refuse constants that are not finite."""
-    recipe = simplified(folded.recipe.with_constants(lambda _, array: _double(array)))
+    recipe = folded.recipe.with_constants(lambda _, array: array.detach().cpu().double().numpy())
+    recipe = simplified(recipe)
     for constant, array in recipe.constants.items():
         if not np.isfinite(_typed(recipe, constant, array)).all():
             got, remedy = f"NaN or infinity in {constant}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
     return write(recipe, name, optimize)
-
-
-def _double(array: Tensor) -> Array:
-    return np.asarray(array.detach().cpu().double().numpy())
 
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
@@ -150,16 +146,12 @@ def _typed(recipe: Recipe, name: str, array: Array) -> Array:
 def _write_files(folded: Any, program: Program, result: CExport) -> None:
     """Write all files or none; the image of the self-test is random bytes."""
     levels = np.random.default_rng(0).integers(0, 256, program.recipe.input_shape, np.uint8)
-    outputs = _outputs(program.recipe, levels.astype(np.float32) / np.float32(255))
+    recipe, image = program.recipe, levels.astype(np.float32) / np.float32(255)
+    typed = recipe.with_constants(lambda name, array: _typed(recipe, name, array))
+    outputs = Network(typed, np.dtype(np.float32))(image[None]).ravel()
     if not np.isfinite(outputs).all():
         remedy = "Train or load the model again."
         raise refusal("export_c(folded)", "finite outputs", "NaN or infinity", remedy)
     texts = texts_of(folded, program, levels, outputs, result)
     result.header.parent.mkdir(parents=True, exist_ok=True)
     replace_files({path: [text.encode()] for path, text in texts.items()})
-
-
-def _outputs(recipe: Recipe, image: Array) -> Array:
-    """Return the outputs of a recipe in float32 for one image, flat."""
-    typed = recipe.with_constants(lambda name, array: _typed(recipe, name, array))
-    return Network(typed, np.dtype(np.float32))(image[None]).ravel()

@@ -223,19 +223,14 @@ def _emit_conv(
 
 def _steps(program: Program, y: str) -> tuple[int, int, int]:
     """Return the entries between positions of a map along three axes."""
-    _, rows, columns = _three_sizes(program.shape(y)[1:])
+    _, rows, columns = three(program.shape(y)[1:], 1)
     pitch = program.place(y).pitch
     return rows * columns * pitch, columns * pitch, pitch
 
 
-def three(axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis]:
-    """Return three axes: those that are given, behind others of size 1."""
-    a, b, c = [*[_ONE] * (3 - len(axes)), *axes]
-    return a, b, c
-
-
-def _three_sizes(values: Sequence[int]) -> tuple[int, int, int]:
-    a, b, c = [*[1] * (3 - len(values)), *values]
+def three(values: Sequence[Any], one: Any = _ONE) -> tuple[Any, Any, Any]:
+    """Return three axes or sizes: those that are given, behind others of size 1."""
+    a, b, c = [*[one] * (3 - len(values)), *values]
     return a, b, c
 
 
@@ -373,7 +368,9 @@ def broadcast(program: Program, name: str, x: str, ctype: str) -> tuple[str, int
     Leading and trailing axes of length 1 are left to loops; axes between are written out.
     """
     values = program.in_memory(x, program.constant(name))
-    shape = program.memory_shape(x) if values.ndim > 1 else values.shape
+    channels, *spatial = program.place(x).map or program.shape(x)
+    shape = (*spatial, channels) if program.place(x).map else program.shape(x)
+    shape = shape if values.ndim > 1 else values.shape
     used = [axis for axis, n in enumerate(values.shape) if n > 1]
     start, stop = (used[0], used[-1] + 1) if used else (0, 0)
     written = np.broadcast_to(
@@ -430,7 +427,7 @@ def _geometry(op: Any, program: Program, x: str, y: str) -> str:
     steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
     numbers = [program.shape(x)[0], program.place(x).pitch, program.place(y).pitch]
     for values in (before, after, steps):
-        numbers += _three_sizes(values)
+        numbers += three(values, 1)
     missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
     for pair in (*missing, *ends):
         numbers += [int(n) for table in pair for n in table]

@@ -115,26 +115,19 @@ class Program:
 
     def is_last(self, name: str) -> bool:
         """Tell whether the channels of a map come last; with one channel or position any order does."""
-        return self._places[name].map == self.shape(name) or self._any_order(name)
+        shape = self.shape(name)
+        any_order = 1 in (shape[0], prod(shape[1:])) and self.is_first(name)
+        return any_order or self._places[name].map == shape
 
     def is_first(self, name: str) -> bool:
         """Tell whether a value lies in the order of the recipe."""
         place = self._places[name]
         return place.map is None or 1 in (place.map[0], prod(place.map[1:]))
 
-    def _any_order(self, name: str) -> bool:
-        shape = self.shape(name)
-        return 1 in (shape[0], prod(shape[1:])) and self.is_first(name)
-
     def is_dense(self, name: str) -> bool:
         """Tell whether the entries of a value lie side by side."""
         place = self._places[name]
         return place.map is None or place.pitch == place.map[0]
-
-    def memory_shape(self, name: str) -> Shape:
-        """Return the axes of a value as they lie in memory."""
-        found = self._places[name].map
-        return self.shape(name) if found is None else (*found[1:], found[0])
 
     def in_memory(self, name: str, array: Array) -> Array:
         """Bring an array that broadcasts to a value into the order of its memory; axes of size 1 stay."""
@@ -308,7 +301,8 @@ class Program:
         self.emit(*(f"(void){variable};" for variable in unread))  # or compilers warn
         self.work_size = arrange(self.buffers) + SLACK
         lines = [re.sub(r"@(\d+):(\d+):(\d)@", self._placed, line) for line in self.lines]
-        self.lines = [re.sub(r"\[0 \+ |(?<=\w) \+ 0(?![\w.])", _shorter, line) for line in lines]
+        zeros = r"(\[)0 \+ |(?<=\w) \+ 0(?![\w.])"
+        self.lines = [re.sub(zeros, lambda found: found[1] or "", line) for line in lines]
 
     def _placed(self, found: re.Match[str]) -> str:
         buffer, offset, unit = map(int, found.groups())
@@ -319,8 +313,9 @@ class Program:
         """The functions that a finished program calls, and its statements as the body of a function."""
         text = "\n".join(self.lines)
         own = "\n".join(one.replace("$name", name) for one, name in self.functions.items())
-        head = [f"int32_t {', '.join(found)};"] if (found := _variables(text)) else []
-        if f"{BYTES}[" in text or f"{BYTES} +" in text or re.search(rf"\b{BYTES}\b", text):
+        variables = sorted(set(re.findall(r"for \((\w) = ", text)))
+        head = [f"int32_t {', '.join(variables)};"] if variables else []
+        if re.search(rf"\b{BYTES}\b", text):
             head.insert(0, f"int8_t *const {BYTES} = (int8_t *){WORK};")
         elif not re.search(rf"\b{WORK}\b", text):
             head.append(f"(void){WORK};")
@@ -328,12 +323,3 @@ class Program:
         guard = [f"if (has_nan({IMAGE}, {sizes[0]}))", f"    return fill_nan({OUT}, {sizes[1]});"]
         body = indented([*head, *([] if self._int8 else guard), *self.lines])
         return f"{functions(f'{own} {body} has_nan() fill_nan() largest()')}\n{own}", body
-
-
-def _variables(text: str) -> list[str]:
-    """Return the variables of loops."""
-    return sorted(set(re.findall(r"for \((\w) = ", text)))
-
-
-def _shorter(found: re.Match[str]) -> str:
-    return "[" if found[0].startswith("[") else ""

@@ -64,7 +64,11 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
         >>> torch.allclose(torch.from_numpy(y), folded(x), rtol=1e-4)
         True
     """
-    _check_arguments(folded, opset)
+    _check_fold(folded)
+    whole = isinstance(opset, int) and not isinstance(opset, bool)
+    if opset is not None and not (whole and OPSETS[0] <= opset <= OPSETS[1]):
+        expected, remedy = f"a number from {OPSETS[0]} to {OPSETS[1]}", "Leave opset out."
+        raise refusal("export_onnx(opset=...)", expected, repr(opset), remedy)
     onnx = _package("onnx")
     model = onnx_model(folded.recipe, _newest() if opset is None else opset)
     onnx.helper.set_model_props(model, _metadata(folded))
@@ -122,15 +126,6 @@ def _check_fold(folded: object) -> None:
         raise refusal(_WHERE, "a fold in float32", str(folded.dtype), remedy)
     if folded.anchor.is_meta:
         raise refusal(_WHERE, "a fold with values", "one on meta", "Load its state first.")
-
-
-def _check_arguments(folded: object, opset: object) -> None:
-    _check_fold(folded)
-    if opset is not None and (
-        isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]
-    ):
-        expected, remedy = f"a number from {OPSETS[0]} to {OPSETS[1]}", "Leave opset out."
-        raise refusal("export_onnx(opset=...)", expected, repr(opset), remedy)
 
 
 def _package(name: str, purpose: str = "export_onnx") -> Any:

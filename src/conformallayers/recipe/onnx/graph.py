@@ -166,8 +166,8 @@ class OnnxGraph:
         self._known: dict[Any, Any] = {}
         self._reads_m = reads_m
         self.scalar_dtype = WIDE if self._may_overflow() else SINGLE
-        self._integers = integer_values(recipe.operations)
-        self._unsigned = unsigned_values(recipe.operations)
+        self.integers = integer_values(recipe.operations)
+        self.unsigned = unsigned_values(recipe.operations)  # features of 0 to 127
 
     @property
     def input(self) -> Value:
@@ -199,14 +199,6 @@ class OnnxGraph:
     def result_shape(self, operation: Operation) -> Shape:
         """Return the shape of the first output of an operation of the recipe."""
         return self._shapes[operation.outputs[0]]
-
-    def reads_integers(self, operation: Operation) -> bool:
-        """Tell whether an operation reads integers, which are never NaN."""
-        return operation.inputs[0] in self._integers
-
-    def is_unsigned(self, name: str) -> bool:
-        """Tell whether a value of the recipe is features of 0 to 127."""
-        return name in self._unsigned
 
     def is_padded(self, x: Value) -> bool:
         """Tell whether a Pad gives a value; ONNX Runtime merges it into a pooling behind it."""

@@ -105,7 +105,7 @@ def _conv(op: IntegerConv, graph: OnnxGraph, q: Value, *taus: Value) -> Value:
     weight = graph.constant(op.weight)
     if len(op.stride) != 2:
         return _rounded_by_convolution(op, graph, q)
-    if graph.is_unsigned(op.inputs[0]):
+    if op.inputs[0] in graph.unsigned:
         q = q.cast(_BYTE)
     elif q.name in graph.signed and op.groups == 1 and weight.min() >= -LEVELS:
         # Features and their negatives, both without those below 0.

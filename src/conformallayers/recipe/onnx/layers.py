@@ -126,7 +126,7 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     options, pads = pooling(op, x)
     options["dilations"] = list(op.dilation)
     # Sums of zeros that are NaN where a window has NaN, which ONNX Runtime's pooling skips.
-    zeros = [] if graph.reads_integers(op) else [np.zeros((x.shape[0], 1, *op.kernel))]
+    zeros = [np.zeros((x.shape[0], 1, *op.kernel))] * (op.inputs[0] not in graph.integers)
     flags = [x.node("Conv", zero, shape=shape, group=x.shape[0], **options) for zero in zeros]
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = x.pad(pads, -np.inf)  # too long for ONNX Runtime

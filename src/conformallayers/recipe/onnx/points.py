@@ -77,7 +77,8 @@ class Sum:
             rank > 1 and graph.scalar_dtype != WIDE and sum(x.shape[0] for x in parts) <= _ROWS
         )
         if not convolves or {len(x.shape) for x in parts} != {rank}:
-            values = [_total(x).weighted(weight) for x, weight in self.terms]
+            totals = (x.scalar() if prod(x.shape) == 1 else reduced("ReduceSum", x) for x in parts)
+            values = [x.weighted(weight) for x, (_, weight) in zip(totals, self.terms, strict=True)]
             return graph.total(values) + self.number if self.number else graph.total(values)
         if len(parts) > 1 or prod(parts[0].shape) > WHOLE:
             return _weighted_sum(graph, [_averaged(*term) for term in self.terms], self.number)
@@ -100,10 +101,6 @@ def _weighted_sum(graph: OnnxGraph, terms: list[tuple[Value, float]], number: fl
     bias = [np.array([number])] if number else []
     shape = (1,) * len(features.shape)
     return features.node("Conv", np.concatenate(weights, 1), *bias, shape=shape).scalar()
-
-
-def _total(parts: Value) -> Value:
-    return parts.scalar() if prod(parts.shape) == 1 else reduced("ReduceSum", parts)
 
 
 def _value(x: Sum | Value | float) -> Any:
