@@ -150,21 +150,14 @@ def inspect(model: nn.Module, input_shape: tuple[int, ...], *, top: int = 16) ->
     with torch.inference_mode(False), torch.no_grad():
         # The whole linear head is part of M, whether a fold would absorb it or not.
         graphs = stages_by_part(model, shape)
-        for graph in graphs:
-            _check(graph)
+        for graph, stage in [(one, stage) for one in graphs for stage in one.stages]:
+            reason = too_many_entries(math.prod(stage.input_shape), math.prod(stage.output_shape))
+            if reason is not None:  # before any form is computed
+                where, remedy = graph.label(stage) or "model", "Inspect it on smaller images."
+                expected, got = "forms that can be written out", f"larger ones: {reason}"
+                raise refusal(f"inspect({where})", expected, got, remedy)
         parts = [part for graph in graphs for part in _parts(graph, top)]
     return Inspection(tuple(parts))
-
-
-def _check(graph: StageGraph) -> None:
-    """Refuse stages whose forms are too large."""
-    for stage in graph.stages:
-        sizes = math.prod(stage.input_shape), math.prod(stage.output_shape)
-        reason = too_many_entries(*sizes)
-        if reason is not None:
-            where = f"inspect({graph.label(stage) or 'model'})"
-            remedy = "Inspect it on smaller images."
-            raise refusal(where, "forms that can be written out", f"larger ones: {reason}", remedy)
 
 
 def _parts(graph: StageGraph, top: int) -> Iterator[Part]:

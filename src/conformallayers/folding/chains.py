@@ -154,7 +154,9 @@ def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | N
         rows = last.input_shape[:-1] if axis == len(last.input_shape) - 1 else ()
         usable = link.form.is_diagonal and link.form.bias != "map" and (rows or axis == 0)
         if usable and before.form is not None and before.rows == rows:
-            form = _on_axes(link.form, 0 if rows else len(last.input_shape) - 1)
+            factor, shift = link.form.numbers()
+            shift, axes = shift if shift is None else shift.flatten(), len(last.input_shape) - 1
+            form = diagonal(factor.flatten(), shift, 0 if rows else axes)
             shape = last.input_shape
             name, held = f"{link.output} before {last.output}", link.origin
             moved = Link(name, shape, shape, form, link.cost, origin=held, rows=rows)
@@ -172,12 +174,6 @@ def _by_row(last: Link, link: Link) -> Link:
         return link
     own = diagonal(factor[:1].expand(last.output_shape[-1]), None, 0)
     return replace(link, form=own, rows=last.output_shape[:-1])
-
-
-def _on_axes(form: Convolution, axes: int) -> Convolution:
-    """Return factors of channels for another number of spatial axes."""
-    weight, bias = form.numbers()
-    return diagonal(weight.flatten(), None if bias is None else bias.flatten(), axes)
 
 
 # -- chains -----------------------------------------------------------------------------------------

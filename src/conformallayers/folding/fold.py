@@ -40,7 +40,7 @@ from .lower import (
 from .merge import merge
 from .plan import Plan, Problem, Settings, checked_strategy, make_plan
 from .stage_graph import HomogeneousMap, StageGraph, shortest, stages_of, with_heads, with_prefix
-from .stages import ActivationSite, AffineStage, Operator, Scaling
+from .stages import ActivationSite, AffineStage, Scaling
 from .strategies import STRATEGIES
 
 # Relative errors that a fold may have; cl.testing publishes them.
@@ -202,7 +202,11 @@ def _lower_accurately(graph: StageGraph, settings: Settings) -> tuple[Recipe, di
     exact = settings.dtype == torch.float64 or settings.strategy != "auto"
     if not found[1] or exact or work > _CHECKED:
         return first
-    x, expected = _reference(graph, settings)
+    generator = torch.Generator().manual_seed(0)
+    shape = _SAMPLES, *graph.input_shape
+    x = torch.rand(shape, generator=generator, dtype=torch.float64).to(settings.dtype)
+    wide = Settings(torch.float64, torch.device("cpu"), "layers")
+    expected = _placed(lower_stages(graph, wide)[0], wide)(x.double())
     inaccurate: set[str] = set()
     while not _accurate(found[0], settings, x, expected):
         tried = {plan.strategy for plan in found[1].values()}
@@ -213,21 +217,14 @@ def _lower_accurately(graph: StageGraph, settings: Settings) -> tuple[Recipe, di
     return found
 
 
-def _reference(graph: StageGraph, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Return random samples, and the outputs of the layers for them in float64, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    shape = _SAMPLES, *graph.input_shape
-    x = torch.rand(shape, generator=generator, dtype=torch.float64).to(settings.dtype)
-    wide = Settings(torch.float64, torch.device("cpu"), "layers")
-    recipe, _ = lower_stages(graph, wide)
-    module = RecipeModule(placed(recipe, wide.dtype, wide.device), wide.dtype)
-    return x.to(settings.device), module(x.double())
+def _placed(recipe: Recipe, settings: Settings) -> RecipeModule:
+    return RecipeModule(placed(recipe, settings.dtype, settings.device), settings.dtype)
 
 
 def _accurate(recipe: Recipe, settings: Settings, x: Tensor, expected: Tensor) -> bool:
     """Compare the outputs of a recipe with the expected ones, by the tolerance of its dtype."""
-    merged = placed(merge(recipe, settings.dtype)[0], settings.dtype, settings.device)
-    y = RecipeModule(merged, settings.dtype)(x).double().cpu()
+    merged, _ = merge(recipe, settings.dtype)
+    y = _placed(merged, settings)(x.to(settings.device)).double().cpu()
     error = torch.linalg.vector_norm((y - expected).flatten(1), dim=1)
     size = torch.linalg.vector_norm(expected.flatten(1), dim=1)
     return bool((error <= TOLERANCES.get(settings.dtype, 1.0) * size).all())
@@ -249,7 +246,10 @@ def lower_stages(
         inaccurate: strategies that "auto" must not take.
     """
     builder = RecipeBuilder(graph.input_shape)
-    start = _add_embedding(builder, graph)
+    names, factor = ("unit", "peak", "tau"), graph.norm_factor
+    offset = graph.offset / factor
+    unit, peak, tau = builder.add_many(point.Normalize, recipes.INPUT, names=names, offset=offset)
+    start = PointValues(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
     values: list[PointValues] = []
     plans: dict[str, Plan] = {}
     for node in graph.nodes:
@@ -268,27 +268,13 @@ def lower_stages(
             plan = make_plan(problem, settings, absorbed=own, inaccurate=inaccurate)
             plans[graph.label(action)] = plan
             values.append(STRATEGIES[plan.strategy].lower(problem, builder, points))
-    _refuse_unused(settings.strategy, list(plans.values()))
+    if plans and all(plan.strategy != settings.strategy != "auto" for plan in plans.values()):
+        where, expected = f'fold(strategy="{settings.strategy}")', "a network that it can express"
+        candidates = next(iter(plans.values())).candidates
+        note = next(c.note for c in candidates if c.name == settings.strategy)
+        raise refusal(where, expected, f"one where {note}", 'Use strategy="auto".')
     output = _add_division(builder, graph, values[-1] if values else start)
     return builder.recipe(output), plans
-
-
-def _refuse_unused(strategy: str, plans: list[Plan]) -> None:
-    """Refuse the name of a strategy that no radial stage can take."""
-    if plans and all(plan.strategy != strategy != "auto" for plan in plans):
-        note = next(c.note for c in plans[0].candidates if c.name == strategy)
-        where, remedy = f'fold(strategy="{strategy}")', 'Use strategy="auto".'
-        raise refusal(
-            where, "a network that this strategy can express", f"one where {note}", remedy
-        )
-
-
-def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> PointValues:
-    """Append the embedding of the input."""
-    names, factor = ("unit", "peak", "tau"), graph.norm_factor
-    offset = graph.offset / factor
-    unit, peak, tau = builder.add_many(point.Normalize, recipes.INPUT, names=names, offset=offset)
-    return PointValues(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
 
 
 def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: PointValues) -> PointValues:
@@ -323,20 +309,14 @@ def _add_affine(builder: RecipeBuilder, stage: AffineStage, before: PointValues)
         elif action.bias is None:
             points = add_layer(builder, action, points)
         else:
-            z, size = _add_biased(builder, action, points.z), size_behind((action,), points.size)
+            to, bias = Lowering(builder), action.bias
+            first = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
+            # one number per channel, up to the rounding of float64
+            alike = bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())
+            z = to.module(points.z, action.module, action.output_shape)
+            z, size = to.shift(z, first if alike else bias), size_behind((action,), points.size)
             points = replace(points, z=z, bound=size, size=size)
     return points
-
-
-def _add_biased(builder: RecipeBuilder, operator: Operator, z: str) -> str:
-    to, bias = Lowering(builder), operator.bias
-    if bias is not None:
-        first = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
-        # one number per channel, up to the rounding of float64
-        alike = bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())
-        bias = first if alike else bias
-    z = to.module(z, operator.module, operator.output_shape)
-    return z if bias is None else to.shift(z, bias)
 
 
 def _add_division(builder: RecipeBuilder, graph: StageGraph, last: PointValues) -> str:

@@ -7,7 +7,7 @@ with fixed rates, so that every machine makes the same choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, cast
@@ -345,7 +345,10 @@ def make_plan(
 
     Where the requested strategy does not apply, the layers stay.
     """
-    candidates = _candidates(problem, inaccurate)
+    candidates = tuple(
+        _candidate(strategy, problem, _INACCURATE if strategy.name in inaccurate else "")
+        for strategy in STRATEGIES.values()
+    )
     if settings.strategy == "auto":
         strategy, reason = _choice(problem, settings.effort, candidates, inaccurate)
     else:
@@ -363,7 +366,8 @@ def _choice(
     inaccurate: Collection[str],
 ) -> tuple[str, str]:
     """Return the name of the fastest strategy, and the reason."""
-    layers, best = _find(candidates, "layers"), _best(candidates)
+    (layers,) = (c for c in candidates if c.name == "layers")
+    best = min([c for c in candidates if not c.note] or [layers], key=lambda c: c.seconds)
     if inaccurate:
         return best.name, f"{', '.join(sorted(inaccurate))} is {_INACCURATE}"
     if best.seconds >= _WORTH_IT * layers.seconds:
@@ -387,15 +391,8 @@ def checked_strategy(strategy: object) -> str:
     return strategy
 
 
-def _candidates(problem: Problem, inaccurate: Collection[str]) -> tuple[Candidate, ...]:
-    """Return every strategy with its cost or refusal."""
-    return tuple(
-        _candidate(strategy, problem, _INACCURATE if strategy.name in inaccurate else "")
-        for strategy in STRATEGIES.values()
-    )
-
-
 def _candidate(strategy: Strategy, problem: Problem, note: str) -> Candidate:
+    """Return a strategy with its cost or refusal."""
     reason = strategy.refuses(problem)
     if reason is not None:
         return Candidate(strategy.name, None, None, math.inf, reason)
@@ -403,13 +400,3 @@ def _candidate(strategy: Strategy, problem: Problem, note: str) -> Candidate:
     if strategy.name != "layers" and cost.bytes > MEMORY_LIMIT:
         note = "too large for auto"
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, cost.seconds(), note)
-
-
-def _find(candidates: Sequence[Candidate], name: str) -> Candidate:
-    return next(c for c in candidates if c.name == name)
-
-
-def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the fastest candidate that "auto" may take; the layers if there is none."""
-    allowed = [c for c in candidates if not c.note]
-    return min(allowed or [_find(candidates, "layers")], key=lambda c: c.seconds)

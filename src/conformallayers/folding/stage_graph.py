@@ -95,12 +95,6 @@ class StageGraph:
             return self.path
         return f"{self.path} stage {1 + self.stages.index(stage)}".strip()
 
-    @property
-    def takes_prefix(self) -> bool:
-        """Whether the input enters one stage and nothing else."""
-        readers = [node for node in self.nodes if -1 in node.sources]
-        return len(readers) == 1 and isinstance(readers[0].action, Stage)
-
     def with_prefix(self, operators: tuple[Operator, ...], norm_factor: float) -> StageGraph:
         """Return the network behind operators that multiply the norm of every sample by ``norm_factor``."""
         first, *others = self.nodes
@@ -223,7 +217,9 @@ def with_prefix(graph: Graph, part: Part, stages: StageGraph) -> tuple[int, Stag
     (feed,) = graph.nodes[part.embed].sources
     operators: list[Operator] = []
     norm_factor, first = 1.0, feed
-    while stages.takes_prefix and first != INPUT and len(graph.readers[first]) == 1:
+    readers = [node.action for node in stages.nodes if -1 in node.sources]
+    enters = len(readers) == 1 and isinstance(readers[0], Stage)  # one stage and nothing else
+    while enters and first != INPUT and len(graph.readers[first]) == 1:
         node = graph.nodes[first]
         factor = _norm_factor(graph, node)
         if factor is None:

@@ -327,7 +327,8 @@ def device_of(modules: Iterable[nn.Module]) -> torch.device:
 
 def refuse_hooks(path: str, module: nn.Module) -> None:
     """Refuse a module whose hooks may change its output: a folded copy would lose them."""
-    lost = lost_hooks(module)
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    lost = sum(not _computes_weight(hook) for hook in hooks)
     if lost:
         raise refusal(
             f"{type(module).__name__} at position {path}" if path else type(module).__name__,
@@ -335,12 +336,6 @@ def refuse_hooks(path: str, module: nn.Module) -> None:
             f"{lost} of them, which a folded copy would lose",
             "Remove them first: handle.remove().",
         )
-
-
-def lost_hooks(module: nn.Module) -> int:
-    """Count the forward hooks of a module that a frozen copy does not have."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return sum(not _computes_weight(hook) for hook in hooks)
 
 
 def _computes_weight(hook: Any) -> bool:

@@ -120,9 +120,7 @@ class StageNet(Network):
         check_share("signed", signed, remedy)
         stages, features = _stages(preset, in_shape)
         layers: list[nn.Module] = []
-        for stage, convolution in zip(
-            stages, _convolutions(stages, in_shape, factory), strict=True
-        ):
+        for stage, convolution in _convolutions(stages, in_shape, factory):
             layers.append(convolution)
             if respro:
                 layers.append(ReSPro(1.0, projective=True, **factory))
@@ -159,9 +157,7 @@ class StageReLUNet(Network):
             raise refusal("width", expected, repr(width), "The default is 1.")
         stages, features = _stages(preset, in_shape, width)
         layers: list[nn.Module] = []
-        for stage, convolution in zip(
-            stages, _convolutions(stages, in_shape, factory), strict=True
-        ):
+        for stage, convolution in _convolutions(stages, in_shape, factory):
             norm = nn.BatchNorm2d(stage.channels, **factory)
             if pool == "norm":
                 layers += [convolution, _pooling(stage, "norm", _SIGNED), norm]
@@ -218,13 +214,13 @@ def _stages(preset: str, in_shape: Sequence[int], width: float = 1.0) -> tuple[l
 
 def _convolutions(
     stages: Sequence[Stage], in_shape: Sequence[int], factory: dict[str, Any]
-) -> Iterator[nn.Module]:
-    """Yield the convolution of each stage."""
+) -> Iterator[tuple[Stage, nn.Module]]:
+    """Yield each stage with its convolution."""
     channels = in_shape[0]
     for stage in stages:
         options = {"stride": stage.stride, "padding": stage.padding, **factory}
         layer = cl.Conv2d(channels, stage.channels, stage.kernel, **options)
         # Keeps the mean square: points stay of the size of α.
         nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
-        yield layer
+        yield stage, layer
         channels = stage.channels

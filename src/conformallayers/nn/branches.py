@@ -384,8 +384,8 @@ def _composite_bound(module: Any, shape: Shape) -> Scalar:
     return bound
 
 
-def _composite_affine(module: nn.Module) -> bool:
-    return any(is_affine(child) for child in module.modules() if child is not module)
-
-
-SPECS[Composite] = LayerSpec(_composite_bound, check=_composite_problem, affine=_composite_affine)
+SPECS[Composite] = LayerSpec(
+    _composite_bound,
+    check=_composite_problem,
+    affine=lambda module: any(is_affine(part) for part in module.modules() if part is not module),
+)

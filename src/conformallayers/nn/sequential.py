@@ -73,7 +73,13 @@ class ConformalSequential(nn.Sequential):
 
     @offset.setter
     def offset(self, value: str | float | None) -> None:
-        self._offset = _checked_offset(value)
+        if value is not None and not (isinstance(value, str) and value == "learned"):
+            if not is_real(value) or not 0 < value < math.inf:
+                expected = 'None, "learned" or a finite number > 0'
+                remedy = "Leave it out for the paper's embedding."
+                raise refusal("ConformalLayers(offset=...)", expected, repr(value), remedy)
+            value = float(value)
+        self._offset = value
         self._parameters.pop("log_offset", None)
         if self._offset == "learned":
             like = next(self.parameters(), torch.empty(()))
@@ -218,16 +224,6 @@ class ConformalSequential(nn.Sequential):
                 f"an input of shape {tuple(input.shape)}",
                 "Add the batch axis with x.unsqueeze(0).",
             )
-
-
-def _checked_offset(offset: Any) -> str | float | None:
-    if offset is None or (isinstance(offset, str) and offset == "learned"):
-        return offset
-    if not is_real(offset) or not 0 < offset < math.inf:
-        expected = 'None, "learned" or a finite number > 0'
-        remedy = "Leave it out for the paper's embedding."
-        raise refusal("ConformalLayers(offset=...)", expected, repr(offset), remedy)
-    return float(offset)
 
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
