@@ -25,3 +25,14 @@ def test_functions_that_are_homogeneous_maps():
     y = block(x) / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     for mode in (True, False):
         assert torch.allclose(model.train(mode)(x), y, rtol=1e-12)
+
+
+class Alpha(nn.Module):
+    def forward(self, x):
+        return torch.add(x, torch.sub(x, torch.relu(x), alpha=1.4), alpha=0.3)
+
+
+def test_alpha_of_a_sum_keeps_its_digits():
+    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    folded = cl.fold(Alpha(), (2, 6, 6), dtype=torch.float64)
+    assert cl.fold_error(Alpha(), folded, x) < 1e-12

@@ -264,7 +264,7 @@ def _sum(call: Call) -> Chain | None:
         if one != two:
             return _broadcast(left, right, one, two) if times == 1 and not minus else None
         if minus or times != 1:
-            factor = torch.tensor(-times if minus else times)
+            factor = _constant(-times if minus else times, two)
             return [(Rescale(factor), (right,)), (Join("sum"), (left, 0))]
         return [(Join("sum"), (left, right))]
     if times != 1:
