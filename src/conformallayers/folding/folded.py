@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..errors import ConformalError, channels_last, refusal, shape_text, wrong_shape
-from ..nn.registry import shape_after
+from ..errors import ConformalError, channels_last, first_line, refusal, shape_text, wrong_shape
 from ..recipe import layer_operations as layer
-from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, ShapeOf, expect
+from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, expect
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
 from ..utils.text import Block, Printed, Table, count, size
@@ -72,38 +72,17 @@ def _run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
     """Run a recipe on samples of another size; raise ValueError for an operation that is exact for one only."""
     shapes, values = recipe.shapes(), {INPUT: x}
     for op, dropped in zip(recipe.operations, recipe.last_uses(), strict=True):
-        tensors = [values[name] for name in op.inputs]
-        expect(all(isinstance(value, Tensor) for value in tensors), f"{op.kind} reads a size")
-        given = [tuple(value.shape[1:]) for value in tensors]
-        _check_size(op, shapes[op.inputs[0]], given[0])
-        op.shapes(given, recipe.constant_shape)
+        if not isinstance(op, layer.Call):  # what a call reads may be a size
+            given = [tuple(values[name].shape[1:]) for name in op.inputs]
+            _check_size(op, shapes[op.inputs[0]], given[0])
+            try:
+                op.shapes(given, recipe.constant_shape)
+            except ValueError as error:
+                raise ValueError(_FIXED if isinstance(op, layer.AddConstant) else error) from error
         RUN.step(op, holder, values)
         for name in dropped:
             del values[name]
     return values[recipe.output]
-
-
-def _size_sentence(recipe: Recipe) -> str:
-    """Say whether a fold takes other spatial sizes, or what fixes the size."""
-    shape, shapes = recipe.input_shape, recipe.shapes()
-    if len(shape) < 2:
-        return f"Takes samples of shape {shape_text(shape)} only."
-    found: dict[str, Shape] = {INPUT: (shape[0], *(2 * n for n in shape[1:]))}
-    constant: ShapeOf = recipe.constant_shape
-    for op in recipe.operations:
-        given = [found[name] for name in op.inputs]
-        try:
-            _check_size(op, shapes[op.inputs[0]], given[0])
-            after = op.shapes(given, constant)
-        except ValueError as error:
-            why = _FIXED if isinstance(op, layer.AddConstant) else str(error)
-            return f"Takes samples of shape {shape_text(shape)} only: {why}."
-        if isinstance(op, layer.Call) and op.by_sample:
-            after = (tuple(shape_after(recipe.modules[op.module], given[0])[1:]),)
-        elif isinstance(op, layer.Call) and op.result == shapes[op.inputs[0]]:
-            after = (given[0],)
-        found.update(zip(op.outputs, after, strict=True))
-    return "Takes other spatial sizes as well, if the model does."
 
 
 Self = TypeVar("Self", bound="Folded")
@@ -254,7 +233,7 @@ class Folded(RecipeModule):
         Args:
             details: print all candidates of every stage, every reason, and regions of a single operation too.
         """
-        sizes = _size_sentence(self.recipe)
+        sizes = self._size_sentence()
         if self.regions is None:
             sizes += " A loaded or quantised fold does not record its affine regions."
         return Explanation(self.plans, self.regions or (), sizes, details)
@@ -279,8 +258,8 @@ class Folded(RecipeModule):
             return super().forward(x)
         try:
             return _run_resized(self.recipe, self, x)
-        except ValueError as error:
-            raise self._wrong_shape(x, str(error)) from error
+        except Exception as error:  # code of the user, in calls
+            raise self._wrong_shape(x, first_line(error)) from error
 
     def train(self: Self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""
@@ -296,6 +275,23 @@ class Folded(RecipeModule):
         shape = self.input_shape
         spatial = len(batch) == len(shape) + 1 and len(shape) > 1 and 0 not in batch
         return spatial and batch[1] == shape[0] and not channels_last(batch[1:], shape)
+
+    def _size_sentence(self) -> str:
+        """Say whether the fold takes other spatial sizes, or what fixes the size: run it for twice the size."""
+        shape = self.input_shape
+        only = f"Takes samples of shape {shape_text(shape)} only"
+        if len(shape) < 2:
+            return f"{only}."
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone
+                _run_resized(
+                    self.recipe,
+                    self,
+                    self.anchor.new_empty(1, *shape[:1], *(2 * n for n in shape[1:])),
+                )
+        except Exception as error:  # code of the user, in calls
+            return f"{only}: {first_line(error).rstrip('.')}."
+        return "Takes other spatial sizes as well, if the model does."
 
     def _wrong_shape(self, x: Tensor, why: str = "") -> ConformalError:
         remedy = "Give samples of that shape, or fold for this one if the model takes it."
