@@ -36,3 +36,14 @@ def test_alpha_of_a_sum_keeps_its_digits():
     x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
     folded = cl.fold(Alpha(), (2, 6, 6), dtype=torch.float64)
     assert cl.fold_error(Alpha(), folded, x) < 1e-12
+
+
+class Empty(nn.Module):
+    def forward(self, x):
+        first, second = x.split([2, 0], dim=1)
+        return torch.cat([first.relu(), second.abs(), x[:, 2:]], dim=1)
+
+
+def test_parts_without_channels_are_kept():
+    x = torch.randn(3, 2, 6, 6)
+    assert torch.equal(cl.fold(Empty(), (2, 6, 6))(x), x.relu())

@@ -418,7 +418,7 @@ def _indexed(call: Call) -> nn.Module | Chain | None:
         return None
     if channels != slice(None) or not axes:
         start, stop, step = channels.indices(shape[0])
-        whole = step == 1 and start < stop and all(one == slice(None) for one in axes)
+        whole = step == 1 and all(one == slice(None) for one in axes)
         return [(Channels(start, stop, shape[0]), (call.source,))] if whole else None
     starts, steps = [one.start or 0 for one in axes], tuple(one.step or 1 for one in axes)
     if any(one.stop is not None for one in axes) or min(starts) < 0 or len(axes) > 3:

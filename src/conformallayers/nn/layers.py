@@ -138,6 +138,8 @@ class Channels(nn.Module):
 
     def __init__(self, start: int, stop: int, channels: int) -> None:
         super().__init__()
+        if start >= stop:
+            raise ValueError("no channels are left")
         self.start, self.stop, self.channels = start, stop, channels
 
     def forward(self, input: Tensor) -> Tensor:
