@@ -41,7 +41,20 @@ def channels(y: Tensor) -> Tensor:
     return y.relu()
 
 
-@pytest.mark.parametrize(("function", "fixed"), [(small, True), (heads, True), (channels, False)])
+def halves(y: Tensor) -> Tensor:
+    b, c, h, w = y.shape
+    first, second = y.reshape(b, c, h * w).chunk(2, dim=1)
+    return torch.cat([second, first], 1)
+
+
+def placed(y: Tensor) -> Tensor:
+    return y.relu() if y.ndim == 4 and y.device.type == "cpu" else y
+
+
+FUNCTIONS = [(small, True), (heads, True), (channels, False), (halves, True), (placed, False)]
+
+
+@pytest.mark.parametrize(("function", "fixed"), FUNCTIONS)
 def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
     model, x = model_of(function).eval(), torch.randn(5, *SHAPE)
     folded = cl.fold(model, SHAPE)

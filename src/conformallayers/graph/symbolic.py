@@ -230,11 +230,11 @@ class _Sized(_Value):
     def __iter__(self) -> Iterator[Any]:
         self.tracer.shape(self.node)
         parts: list[Any] = [run.env.get(self.node) for run in self.tracer.runs]
-        if not all(isinstance(part, (tuple, list)) for part in parts):
+        counts = [len(part) if isinstance(part, (tuple, list)) else 0 for part in parts]
+        if 0 in counts[:2]:  # the last run, of another size, may have failed
             return super().__iter__()
-        counts = {len(part) for part in parts}
-        self.tracer.fixed |= len(counts) > 1
-        return iter([operator.getitem(self, index) for index in range(len(parts[0]))])
+        self.tracer.fixed |= len(set(counts)) > 1
+        return iter([operator.getitem(self, index) for index in range(counts[0])])
 
     @property
     def shape(self) -> Any:
@@ -248,6 +248,7 @@ class _Sized(_Value):
         return len(self.shape)
 
     ndim = property(dim)
+    device = property(lambda self: self.tracer.sample.device)
 
 
 class _Shape(tuple[Any, ...]):
