@@ -43,6 +43,7 @@ def channels(y: Tensor) -> Tensor:
 
 def halves(y: Tensor) -> Tensor:
     b, c, h, w = y.shape
+    assert c == 4
     first, second = y.reshape(b, c, h * w).chunk(2, dim=1)
     return torch.cat([second, first], 1)
 
@@ -67,6 +68,23 @@ def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
         return
     with pytest.raises(cl.ConformalError, match="exact for one shape"):
         folded(large)
+
+
+class Token(nn.Module):
+    """Put a learned vector before those of the pixels, as vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(2).transpose(1, 2)
+        return torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) * self.token
+
+
+def test_methods_of_parameters_are_traced() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Token()).eval(), torch.randn(5, *SHAPE)
+    torch.testing.assert_close(cl.fold(model, SHAPE)(x), model(x))
 
 
 def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:

@@ -45,7 +45,8 @@ def capture(
     _check_model(where, model, keep_hooks)
     name = f"{where}({type(model).__name__})"
     with torch.inference_mode(False), torch.no_grad():
-        root = OneInput(freeze(model, share=share))
+        names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+        root = OneInput(freeze(model, share=share), names)
         like = next(model.parameters(), torch.empty(0))
         sample = torch.empty(shape, dtype=like.dtype, device=like.device)
         module, fixed = traced(name, root, sample)

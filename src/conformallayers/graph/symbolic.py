@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -27,11 +27,16 @@ ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
 
 
 class OneInput(nn.Module):
-    """Call a model with one input, so that its other arguments have their defaults."""
+    """Call a frozen model with one input, so that its other arguments have their defaults.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: frozen, so that its parameters are buffers.
+        parameters: the names of those buffers.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[str]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.parameter_names = model, {f"model.{name}" for name in parameters}
 
     def forward(self, x: Tensor) -> Any:
         """Call the model."""
@@ -78,14 +83,25 @@ class _Value(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
+    running = False  # a model, for the shapes of its values
+
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         # torch.fx would walk through all modules for each of them, and for each tensor.
         self.own = set(map(id, root.modules()))
         self.buffers = {id(value): name for name, value in root.named_buffers()}
+        self.parameters: set[str] = root.parameter_names
         return super().trace(root, concrete_args)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Value(node, self)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        name = self.buffers.get(id(attr_val))
+        if self.running or name not in self.parameters:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and id(a) in self.buffers:
@@ -177,7 +193,7 @@ class _SizedTracer(_Tracer):
 
     def __init__(self, sample: Tensor) -> None:
         super().__init__()
-        self.sample, self.fixed, self.running = sample, False, False
+        self.sample, self.fixed = sample, False
         self.runs: list[Runner] = []
         self.batch: fx.Proxy | None = None
 
