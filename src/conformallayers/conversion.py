@@ -140,7 +140,15 @@ class _Twin:
             module if self.chosen.get(number, (True, ""))[0] else ReSPro(1.0, projective=True)
             for number, module in enumerate(self.modules)
         ]
-        twin = self._assembled(replaced)
+        chain = [(_key(self.graph, n), m, n >= self.head) for n, m in _chain(self.graph, replaced)]
+        features, head = (
+            OrderedDict((key, m) for key, m, behind in chain if behind == side)
+            for side in (False, True)
+        )
+        twin = Converted()
+        twin.add_module("features", ConformalLayers(features, offset="learned", unit="rms"))
+        if head:
+            twin.add_module("head", nn.Sequential(head))
         like = next(self.model.parameters(), None)
         if like is not None:
             twin.to(like.device, like.dtype)
@@ -148,16 +156,6 @@ class _Twin:
         twin.train(self.model.training)
         for part, mode in modes.items():
             part.training = mode
-        return twin
-
-    def _assembled(self, modules: Sequence[nn.Module]) -> Converted:
-        chain = _chain(self.graph, modules)
-        features = OrderedDict((_key(self.graph, n), m) for n, m in chain if n < self.head)
-        twin = Converted()
-        twin.add_module("features", ConformalLayers(features, offset="learned", unit="rms"))
-        behind = OrderedDict((_key(self.graph, n), m) for n, m in chain if n >= self.head)
-        if behind:
-            twin.add_module("head", nn.Sequential(behind))
         return twin
 
     def _changes(self) -> Iterator[Change]:

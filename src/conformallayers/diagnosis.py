@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from .errors import ignored_warnings, refusal, shape_text
 from .functional import norm, norm_unit, scale_samples
 from .graph.capture import capture
-from .graph.graph import INPUT, Graph, Node
+from .graph.graph import INPUT, Graph
 from .graph.trace import trace_part
 from .nn.activations import RadialActivation
 from .nn.branches import Join
@@ -204,7 +204,12 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
             raise refusal("diagnose(model)", expected, got, remedy)
         broken = tuple(_non_finite(model))
         if broken:  # nothing that depends on them can be measured
-            return Diagnosis(len(x), (), (_of_tensors(broken),))
+            paths = tuple(dict.fromkeys(name.rpartition(".")[0] for name in broken))
+            seen = f"NaN or infinity in {', '.join(broken[:_LISTED])}"
+            why = "every output that depends on it is NaN or infinite, and so are gradients"
+            remedy = "Resume an earlier checkpoint, and lower the learning rate."
+            warning = HealthWarning("non-finite", paths, seen, why, remedy)
+            return Diagnosis(len(x), (), (warning,))
         parts, y = _measured(graph, x)
     return Diagnosis(len(x), parts, tuple(_warnings(graph, parts, y)))
 
@@ -242,8 +247,8 @@ def _measured(graph: Graph, x: Tensor) -> tuple[tuple[PartHealth, ...], Any]:
             values[number] = scale_samples(p, torch.where(t > 0, 1 / t, 0.0)), t
         elif node.kind == "leave":
             leaving, about = float(p.square().mean().sqrt()), (trace.offset, trace.unit)
-            path, health = graph.nodes[start].path, tuple(layers)
-            parts.append(PartHealth(path, *about, _median(entering), leaving, health))
+            lengths = _median(entering), leaving
+            parts.append(PartHealth(graph.nodes[start].path, *about, *lengths, tuple(layers)))
             values[number] = p, None
         elif t is None or isinstance(module, Join):
             joined = isinstance(module, Join)
@@ -252,7 +257,15 @@ def _measured(graph: Graph, x: Tensor) -> tuple[tuple[PartHealth, ...], Any]:
             alpha = trace.steps[number - start - 1].alpha
             after, t, measured = _passed(module, p, t, alpha, rms)
             values[number] = after, t
-            layers.append(_layer(node, after, rms, measured))
+            if node.kind == "homogeneous":
+                peaks = after.abs().amax((0, *range(2, after.dim())))
+                measured |= {"dead": int((peaks == 0).sum()), "channels": len(peaks)}
+            health = (
+                tuple(after.shape[1:]),
+                _median(_lengths(after, rms)),
+                bool(after.isfinite().all()),
+            )
+            layers.append(LayerHealth(node.path, node.module, *health, **measured))
     return tuple(parts), values[graph.output][0]
 
 
@@ -274,14 +287,6 @@ def _passed(
     variance: Tensor = p.var(axes, correction=0) if module.training else running
     below = float((variance < module.eps).double().mean())
     return module(p), t, {"variance": _median(variance), "below_eps": below}
-
-
-def _layer(node: Node, points: Tensor, rms: bool, measured: dict[str, Any]) -> LayerHealth:
-    if node.kind == "homogeneous":
-        peaks = points.abs().amax((0, *range(2, points.dim())))
-        measured |= {"dead": int((peaks == 0).sum()), "channels": len(peaks)}
-    finite, length = bool(points.isfinite().all()), _median(_lengths(points, rms))
-    return LayerHealth(node.path, node.module, tuple(points.shape[1:]), length, finite, **measured)
 
 
 def _non_finite(model: nn.Module) -> Iterator[str]:
@@ -333,15 +338,6 @@ def _warnings(graph: Graph, parts: tuple[PartHealth, ...], y: Any) -> list[Healt
         remedy = "Check the layers outside of ConformalLayers: all weights and all points inside are finite."
         warnings.append(HealthWarning("non-finite", ("",), seen, why, remedy))
     return warnings
-
-
-def _of_tensors(names: tuple[str, ...]) -> HealthWarning:
-    """Warn of weights that are NaN or infinite."""
-    paths = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    seen = f"NaN or infinity in {', '.join(names[:_LISTED])}"
-    why = "every output that depends on it is NaN or infinite, and so are gradients"
-    remedy = "Resume an earlier checkpoint, and lower the learning rate."
-    return HealthWarning("non-finite", paths, seen, why, remedy)
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:

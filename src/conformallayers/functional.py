@@ -170,7 +170,7 @@ def positive(alpha: Scalar) -> Scalar:
 def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
     """Multiply each sample of z (B, ...) by its factor (B,), in the dtype of z."""
     factor = factor.view(-1, *[1] * (z.dim() - 1))
-    if _narrow(z):
+    if z.dtype in (torch.float16, torch.bfloat16):
         return (z.float() * factor.float()).to(z.dtype)
     return z * factor.to(z.dtype)
 
@@ -241,10 +241,6 @@ def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype, or float32 if it is narrower."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _narrow(z: Tensor) -> bool:
-    return z.dtype in (torch.float16, torch.bfloat16)
 
 
 def _features(z: Tensor) -> tuple[int, ...]:

@@ -352,13 +352,10 @@ def lifted(form: Convolution, axes: int) -> Convolution:
 
     def numbers() -> Numbers:
         weight, bias = form.numbers()
-        return _rows_of(weight, axes), None if bias is None else _rows(bias, axes + 1)
+        weight = weight.reshape(*weight.shape[:2], *(1,) * axes)
+        return weight, None if bias is None else _rows(bias, axes + 1)
 
     return pointwise(numbers, form.channels, axes, form.groups, form.bias)
-
-
-def _rows_of(weight: Tensor, axes: int) -> Tensor:
-    return weight.reshape(*weight.shape[:2], *(1,) * axes)
 
 
 def turned(weight: Tensor, groups: int) -> Tensor:

@@ -95,7 +95,13 @@ def fold(
     """
     shape = checked_shape(input_shape, "fold(input_shape=...)")
     strategy = checked_strategy(strategy)
-    dtype, device = _dtype_and_device(model, dtype)
+    parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+    if dtype is None:
+        dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        expected, remedy = "a floating-point torch.dtype", "Try torch.float32."
+        raise refusal("fold(dtype=...)", expected, repr(dtype), remedy)
+    device = torch.device("cpu") if parameter is None else parameter.device
     settings = Settings(dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, settings)
@@ -177,19 +183,6 @@ def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
         if not bool((array.abs() <= torch.finfo(settings.dtype).max).all()):
             where, got = f'fold(strategy="{settings.strategy}")', f"NaN or infinity in {name}"
             raise refusal(where, "numbers within range", got, 'Use strategy="layers".')
-
-
-def _dtype_and_device(
-    model: nn.Module, dtype: torch.dtype | None
-) -> tuple[torch.dtype, torch.device]:
-    parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-    if dtype is None:
-        dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise refusal(
-            "fold(dtype=...)", "a floating-point torch.dtype", repr(dtype), "Try torch.float32."
-        )
-    return dtype, torch.device("cpu") if parameter is None else parameter.device
 
 
 def _lower_accurately(graph: StageGraph, settings: Settings) -> tuple[Recipe, dict[str, Plan]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nn.bounds import Shape, conv_pads
+from ..nn.registry import find_spec
 from ..utils.progress import progress
 from .stages import (
     CONVOLUTIONS,
@@ -291,7 +292,8 @@ def _step(segment: Segment, response: _Response, height: int) -> _Response:
 def _reach(operator: Operator) -> tuple[int, int] | None:
     """Return how many rows up and down an operator spreads a row; None for other operators."""
     module: Any = operator.module
-    if operator.multiple:
+    spec = find_spec(module)
+    if spec is not None and spec.multiple:
         return 0, 0
     if not is_plain(module, CONVOLUTIONS) or module.padding_mode != "zeros":
         return None

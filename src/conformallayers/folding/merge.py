@@ -323,7 +323,10 @@ class AffineOperations:
             cost = cost._replace(work=math.prod(shape))
         stored = sum(math.prod(self.recipe.constant_shape(name)) for _, name in op.constants())
         origin = frozenset((position,))
-        cost, uniform = cost._replace(weights=stored - cost.maps), self._uniform(op)
+        uniform = isinstance(op, (layer.AdaptiveAvgPool, layer.Upsample))
+        if isinstance(op, layer.AvgPool):
+            uniform = not (any(op.padding) or op.ceil_mode)
+        cost = cost._replace(weights=stored - cost.maps)
         return Link(op.outputs[0], shape, after, form, cost, (op,), origin, rows, uniform)
 
     def _by_row(self, op: Operation, shape: Shape) -> Shape | None:
@@ -338,12 +341,6 @@ class AffineOperations:
             if size and size[-1] > 1 and math.prod(size[:-1]) == 1:
                 return shape[:-1]
         return None
-
-    @staticmethod
-    def _uniform(op: Operation) -> bool:
-        if isinstance(op, layer.AvgPool):
-            return not (any(op.padding) or op.ceil_mode)
-        return isinstance(op, (layer.AdaptiveAvgPool, layer.Upsample))
 
     def _form(self, op: Operation, shape: Shape, after: Shape) -> Convolution | None:
         axes, ones = len(shape) - 1, (1,) * (len(shape) - 1)

@@ -56,8 +56,11 @@ def save(
     if dtype not in DTYPES:
         remedy = "Fold with dtype=torch.float32."
         raise refusal("save(folded)", f"one of {', '.join(DTYPES)}", dtype, remedy)
-    _refuse_code(folded)
     recipe = folded.recipe
+    for operation in recipe.operations:
+        if isinstance(operation, Call):  # of a module, and a file holds no code
+            expected = "operations that a file can describe"
+            raise refusal("save(folded)", expected, operation.what, TORCH_ONLY)
     kinds = recipe.fixed_dtypes()
     recipe = recipe.with_constants(lambda name, array: _array(name, array, kinds.get(name)))
     stored = Stored(
@@ -104,11 +107,3 @@ def _array(name: str, tensor: Tensor, kind: str | None) -> Any:
     if kind == "float64":  # devices without it hold float32
         tensor = tensor.double()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _refuse_code(folded: Folded) -> None:
-    """Refuse operations that call a module: a file holds no code."""
-    for operation in folded.recipe.operations:
-        if isinstance(operation, Call):
-            expected = "operations that a file can describe"
-            raise refusal("save(folded)", expected, operation.what, TORCH_ONLY)

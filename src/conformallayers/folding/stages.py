@@ -93,12 +93,6 @@ class Operator:
         return math.inf if kind is None else float(kind.bound(self.module, self.input_shape))
 
     @property
-    def multiple(self) -> bool:
-        """Whether it multiplies the whole sample by one number."""
-        kind = find_spec(self.module)
-        return kind is not None and kind.multiple
-
-    @property
     def has_tensors(self) -> bool:
         """Whether the module holds weights or other tensors."""
         return next(self.module.buffers(), None) is not None

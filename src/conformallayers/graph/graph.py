@@ -353,21 +353,18 @@ def _store_weights(module: nn.Module) -> None:
         del module._modules["parametrizations"]
         for name, value in values.items():
             module.register_buffer(name, value)
-    for hook in list(module._forward_pre_hooks.values()):
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
+    for hook in hooks:
         if _computes_weight(hook):
-            _run_weight_hook(module, hook)
+            hook(module, ())
+            name = getattr(hook, "_tensor_name", None) or hook.name
+            weight = module.__dict__.pop(name).detach()
+            for table in (module._parameters, module._buffers):
+                for part in [part for part in table if part.startswith(name + "_")]:
+                    del table[part]
+            module.register_buffer(name, weight)
     module._forward_pre_hooks.clear()
     module._forward_hooks.clear()
-
-
-def _run_weight_hook(module: nn.Module, hook: Any) -> None:
-    hook(module, ())
-    name: str = getattr(hook, "_tensor_name", None) or hook.name
-    weight = module.__dict__.pop(name).detach()
-    for table in (module._parameters, module._buffers):
-        for part in [part for part in table if part.startswith(name + "_")]:
-            del table[part]
-    module.register_buffer(name, weight)
 
 
 def collapsed(module: nn.Module) -> nn.Module:

@@ -241,7 +241,11 @@ def pool_axes(module: Any, axes: int) -> dict[str, tuple[int, ...]]:
 def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     """Return the windows of a pooling layer along each axis: the pixels of the image in each of them."""
     if isinstance(module, _ADAPTIVE_POOLS):
-        return _adaptive_windows(module, shape)
+        found = []
+        for n, wanted in zip(shape[1:], per_axis(module.output_size, len(shape) - 1), strict=True):
+            out = n if wanted is None else wanted
+            found.append(tuple(range(i * n // out, -((i + 1) * n // -out)) for i in range(out)))
+        return found
     options = pool_axes(module, len(shape) - 1)
     found = []
     for size, kernel, stride, padding, dilation in zip(shape[1:], *options.values(), strict=True):
@@ -256,15 +260,6 @@ def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
             )
         )
     return found
-
-
-def _adaptive_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
-    sizes = per_axis(module.output_size, len(shape) - 1)
-    windows = []
-    for n, wanted in zip(shape[1:], sizes, strict=True):
-        out = n if wanted is None else wanted
-        windows.append(tuple(range(i * n // out, -((i + 1) * n // -out)) for i in range(out)))
-    return windows
 
 
 def _column_sum(axis: Sequence[range], weights: Sequence[float] | None = None) -> float:

@@ -391,7 +391,10 @@ def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor
         vector = activation.vector
         layout = (1, *x.shape[1:]), dtype, x.device
         if vector is None or (vector.shape, vector.dtype, vector.device) != layout:
-            vector = _random_unit(*layout)
+            # Reproducible, and independent of the global seed.
+            generator = torch.Generator().manual_seed(0)
+            start = torch.randn(layout[0], generator=generator, dtype=torch.float64)
+            vector = (start / torch.linalg.vector_norm(start)).to(x.device, dtype)
             for _ in range(_WARM_UP):
                 vector = _advance(segment, vector)[1]
         norm, activation.vector = _advance(segment, vector)
@@ -414,14 +417,6 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
         (gradient,) = torch.autograd.grad(norm, start, retain_graph=True)  # UᵀU v / ‖U v‖
     length = torch.linalg.vector_norm(gradient)
     return norm, torch.where(length > 0, gradient / length, vector).detach()
-
-
-def _random_unit(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a fixed random unit vector: reproducible, and independent of the global seed."""
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(shape, generator=generator, dtype=torch.float64)
-    unit: Tensor = vector / torch.linalg.vector_norm(vector)
-    return unit.to(device, dtype)
 
 
 def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:

@@ -40,9 +40,12 @@ class Calibration:
         with torch.inference_mode():
             for operation in recipe.operations:
                 if isinstance(operation, Normalize):
-                    x = self._values[operation.inputs[0]]
-                    found = dict(zip(operation.outputs, _divided(x, operation.offset), strict=True))
-                    self._values.update(found)
+                    x, offset = self._values[operation.inputs[0]], operation.offset
+                    peak = x.flatten(1).abs().amax(1).double().clamp_min(offset)
+                    m = torch.where(peak == 0, 1.0, peak)
+                    unit = scale_samples(x, 1 / m)
+                    found = unit, m, torch.hypot(norm(unit), offset / m)
+                    self._values.update(zip(operation.outputs, found, strict=True))
                 else:
                     RUN.step(operation, module, self._values)
 
@@ -55,14 +58,6 @@ class Calibration:
         if not math.isfinite(largest):
             raise OverflowError(f"{name} with values that {value.dtype} does not hold")
         return least_error_scale(subsample(value).abs().double().numpy(), largest)
-
-
-def _divided(x: Tensor, offset: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x divided by its peak m, m, and ``√(‖x‖² + offset²)/m``."""
-    peak = x.flatten(1).abs().amax(1).double().clamp_min(offset)
-    m = torch.where(peak == 0, 1.0, peak)
-    unit = scale_samples(x, 1 / m)
-    return unit, m, torch.hypot(norm(unit), offset / m)
 
 
 def subsample(value: Tensor) -> Tensor:

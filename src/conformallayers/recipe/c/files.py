@@ -82,7 +82,9 @@ def texts_of(
         result: files and sizes, for the header.
     """
     name, macro = result.name, result.name.upper()
-    origin, strategy = (_safe(text) for text in (folded.origin, folded.strategy))
+    # Texts that can neither end a comment nor a string in C.
+    given = (text or "" for text in (folded.origin, folded.strategy))
+    origin, strategy = (x if re.fullmatch(r"[\w:.+-]*", x, re.ASCII) else "" for x in given)
     needed, body = program.code
     arrays = "\n".join(constant.text() for constant in program.constants)
     arrays = QUAD + arrays if any(constant.quads for constant in program.constants) else arrays
@@ -131,11 +133,6 @@ def _optional(file: str, words: dict[str, Any], default: bool, reads_bytes: bool
     if default and reads_bytes:
         found["aliases"] += fill(file.format("_bytes_aliases"), words)
     return found
-
-
-def _safe(text: str | None) -> str:
-    """Return a text of a file if it can neither end a comment nor a string in C, else nothing."""
-    return text if text and re.fullmatch(r"[\w:.+-]*", text, re.ASCII) else ""
 
 
 def _labels(macro: str, labels: Sequence[str] | None) -> str:

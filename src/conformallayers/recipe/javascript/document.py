@@ -83,12 +83,9 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
 
 def _tree(formula: Formula) -> Any:
     """Return a formula as nested lists: [operator or function, operand, …]."""
-    heads = {head: partial(_node, head) for head in (*OPERATORS, *FUNCTIONS)}
+    names = (*OPERATORS, *FUNCTIONS)
+    heads = {name: partial(lambda head, *x: [head, *x], name) for name in names}
     return formula.evaluate({name: name for name in ("tau", "m", "n")}, heads)
-
-
-def _node(head: str, *operands: Any) -> list[Any]:
-    return [head, *operands]
 
 
 @WRITE.runs(*(kind for kind in OPERATIONS.values() if kind not in _LACKS))

@@ -16,7 +16,6 @@ from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...functional import full_precision, relative_error
 from ...utils.files import Path, replace_file
 from ..integer_operations import integer_values
-from ..places import Array
 from ..point_operations import Advance
 from ..recipe import INPUT, Recipe
 from ..simplify import simplified
@@ -86,7 +85,9 @@ def onnx_model(recipe: Recipe, opset: int) -> Any:
         ConformalError: ONNX has no such operation, or the graph is too large.
     """
     helper = _package("onnx").helper
-    recipe = recipe.with_constants(lambda _, array: _as_array(array))
+    recipe = recipe.with_constants(
+        lambda _, array: np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    )
     advances = [op for op in recipe.operations if isinstance(op, Advance)]
     reads_m = any("m" in op.parsed.heads() for op in advances)
     recipe = merged_pools(simplified(recipe))
@@ -109,10 +110,6 @@ def onnx_model(recipe: Recipe, opset: int) -> Any:
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=version, producer_name="conformallayers"
     )
-
-
-def _as_array(array: Any) -> Array:
-    return np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
 
 
 def _check_fold(folded: object) -> None:

@@ -244,11 +244,6 @@ def _rebase(
 _SPLIT = 2.0**27 + 1  # splits a number of 53 bits into two of 26 (Dekker)
 
 
-def _ratio(number: float, by: Tensor) -> Tensor:
-    """Return ``number/by``, rounded once; torch multiplies a number by the inverse of a tensor."""
-    return by.new_tensor(number) / by
-
-
 def _root(x: Tensor) -> Tensor:
     """Return √x as IEEE 754 rounds it; torch's own misses the last bit of one number in a hundred."""
     r = x.sqrt()
@@ -291,6 +286,7 @@ _ARITHMETIC = IntegerArithmetic(
     root=_root,
     products=_products,
     windows=_windows,
-    ratio=_ratio,
+    # Rounded once: torch would multiply the number by the inverse of the tensor.
+    ratio=lambda number, by: by.new_tensor(number) / by,
 )
 RUN.update(_ARITHMETIC.functions)
