@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.inspection import Part
+from conformallayers.inspection import InspectedPart
 from oracle import exact, matrix_of, pair, randomise
 from support import samples
 
@@ -32,7 +32,7 @@ def network(kinds: tuple[bool, ...] = (False,) * 3) -> nn.Sequential:
     return randomise(model)  # type: ignore[return-value]
 
 
-def one(model: nn.Module, shape: tuple[int, ...], **options: Any) -> Part:
+def one(model: nn.Module, shape: tuple[int, ...], **options: Any) -> InspectedPart:
     (part,) = cl.inspect(model, shape, **options).parts
     return part
 
@@ -223,7 +223,7 @@ def test_stages_have_parts_of_their_own(embedding: dict[str, Any]) -> None:
     torch.testing.assert_close(divided.T + parts[2].bias, expected)
 
 
-def mapped(part: Part, x: Tensor, t: Tensor) -> Tensor:
+def mapped(part: InspectedPart, x: Tensor, t: Tensor) -> Tensor:
     """Return M x + t·bias, the point that leaves a stage times its denominator."""
     y = x.flatten(1) @ part.templates.flatten(1).T
     return y if part.bias is None else y + t[:, None] * part.bias

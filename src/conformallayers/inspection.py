@@ -69,7 +69,7 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Part(Printed):
+class InspectedPart(Printed):
     """One ConformalLayers of a model with the linear layers after it, or one of its stages.
 
     A published network has the denominator ``D = t + xᵀ Q x``, where t = ‖x‖ is the coordinate that the
@@ -118,7 +118,7 @@ class Part(Printed):
 class Inspection(Printed):
     """The result of :func:`conformallayers.inspect`, part by part; prints as tables."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[InspectedPart, ...]
 
     def _blocks(self) -> Iterator[Block]:
         yield from separated(self.parts)
@@ -133,7 +133,7 @@ def inspect(model: nn.Module, input_shape: tuple[int, ...], *, top: int = 16) ->
         top: how many eigenvectors of each Q to keep.
 
     Returns:
-        An :class:`Inspection` with a :class:`~conformallayers.inspection.Part` for each ConformalLayers, or for each of its stages.
+        An :class:`Inspection` with a :class:`~conformallayers.inspection.InspectedPart` for each ConformalLayers, or for each of its stages.
 
     Examples:
         >>> import conformallayers as cl
@@ -160,7 +160,7 @@ def inspect(model: nn.Module, input_shape: tuple[int, ...], *, top: int = 16) ->
     return Inspection(tuple(parts))
 
 
-def _parts(graph: StageGraph, top: int) -> Iterator[Part]:
+def _parts(graph: StageGraph, top: int) -> Iterator[InspectedPart]:
     """Yield every stage of a network."""
     for number, stage in enumerate(graph.stages, 1):
         forms: tuple[Form, ...] = ()
@@ -180,7 +180,7 @@ def _parts(graph: StageGraph, top: int) -> Iterator[Part]:
             constant = push_constant(stage.operators)
             if constant is not None:
                 bias = scale * constant + (0.0 if bias is None else bias)
-        yield Part(
+        yield InspectedPart(
             graph.label(stage),
             stage.input_shape,
             stage.output_shape,

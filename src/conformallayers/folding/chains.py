@@ -22,7 +22,7 @@ _WEIGHT = 8
 _MAP = 3  # passes that a constant map takes: it is stored, read and added
 
 
-class Cost(NamedTuple):
+class MergeCost(NamedTuple):
     """The multiply-adds of one sample, and the numbers that are stored as weights and in constant maps."""
 
     work: int = 0
@@ -39,9 +39,9 @@ class Cost(NamedTuple):
         """All numbers that are stored."""
         return self.weights + self.maps
 
-    def plus(self, other: Cost) -> Cost:
+    def plus(self, other: MergeCost) -> MergeCost:
         """Return the sum of two costs."""
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+        return MergeCost(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Link:
     input_shape: Shape
     output_shape: Shape
     form: Convolution | None
-    cost: Cost
+    cost: MergeCost
     operations: tuple[Operation, ...] = ()
     origin: frozenset[int] = frozenset()
     rows: Shape = ()
@@ -82,7 +82,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class LinkChain:
     """Links that are not written yet, behind a value that is."""
 
     source: str
@@ -102,7 +102,7 @@ class Chain:
             last is not None and last.form is not None and last.cost.weights > 0 and not last.rows
         )
 
-    def then(self, link: Link) -> Chain:
+    def then(self, link: Link) -> LinkChain:
         """Return the chain with one more link; layers that were written in another order are turned."""
         if self.links:
             *before, last = self.links
@@ -114,7 +114,7 @@ class Chain:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MergeStep:
     """An operation of the recipe, or a link that one or several have become, with their positions."""
 
     inputs: tuple[str, ...]
@@ -131,14 +131,14 @@ class Step:
         )
 
 
-def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> Cost:
+def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> MergeCost:
     """Return the cost of a convolution of samples of a shape."""
     out = math.prod(form.output_shape(shape))
     passes = _MAP if form.bias == "map" else int(form.is_diagonal and form.bias is not None)
     places = math.prod(rows)
     work = places * (form.multiply_adds(shape) + passes * out)
     stored = form.weights() + (form.channels[1] if form.bias == "channel" else 0)
-    return Cost(work, stored, out if form.bias == "map" else 0)
+    return MergeCost(work, stored, out if form.bias == "map" else 0)
 
 
 def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | None:
@@ -207,7 +207,7 @@ def worth_merging(links: Sequence[Link], one: Link) -> str | None:
     return _dearer(one.cost, total(links))
 
 
-def _dearer(one: Cost, apart: Cost) -> str | None:
+def _dearer(one: MergeCost, apart: MergeCost) -> str | None:
     """Return why one operation costs more than several; None if it does not."""
     if one.work > apart.work:
         return f"merged, they would take {count(one.work)} multiply-adds instead of {count(apart.work)}"
@@ -216,9 +216,9 @@ def _dearer(one: Cost, apart: Cost) -> str | None:
     return None
 
 
-def total(links: Sequence[Link]) -> Cost:
+def total(links: Sequence[Link]) -> MergeCost:
     """Return the cost of links that run one by one."""
-    return reduce(Cost.plus, (link.cost for link in links), Cost())
+    return reduce(MergeCost.plus, (link.cost for link in links), MergeCost())
 
 
 def cheapest(links: Sequence[Link]) -> list[Link]:
@@ -271,7 +271,7 @@ def _exchanged(first: Link, second: Link) -> list[Link] | None:
         order = [kept, moved]
     # A pool that was moved to where it is cheapest stays a pool.
     work = uniform.cost.work * held // uniform.input_shape[0]
-    costs = {kept: Cost(work), moved: cost_of(form, moved.input_shape)}
+    costs = {kept: MergeCost(work), moved: cost_of(form, moved.input_shape)}
     forms = {kept: None, moved: form}
     return [replace(link, cost=costs[link], form=forms[link]) for link in order]
 
@@ -291,22 +291,22 @@ def _shifted(first: Link, second: Link) -> list[Link] | None:
     scaled = compose(diagonal(factor, None, axes), weighted, shape)
     if isinstance(scaled, str):
         return None
-    cost = Cost(math.prod(first.input_shape), len(factor))
+    cost = MergeCost(math.prod(first.input_shape), len(factor))
     return [replace(first.merged(moved), cost=cost), second.merged(scaled)]
 
 
 # -- sums -------------------------------------------------------------------------------------------
 
 
-def whole(chain: Chain) -> Link | str:
+def whole(chain: LinkChain) -> Link | str:
     """Return a chain as one link; the identity for one without links."""
     if chain.links:
         return segment(chain.links)
     one = diagonal(torch.ones(chain.shape[0]), None, len(chain.shape) - 1)
-    return Link(chain.source, chain.shape, chain.shape, one, Cost())
+    return Link(chain.source, chain.shape, chain.shape, one, MergeCost())
 
 
-def added(chains: Sequence[Chain], output: str) -> Chain | str:
+def added(chains: Sequence[LinkChain], output: str) -> LinkChain | str:
     """Return the sum of chains that start at one value as one chain, or why it is none."""
     first = chains[0]
     if not 1 <= len(first.shape) <= 4:
@@ -324,17 +324,19 @@ def added(chains: Sequence[Chain], output: str) -> Chain | str:
         return form
     one = replace(parts[0].merged(form, *parts[1:]), output=output, output_shape=first.output_shape)
     apart = [link for chain in chains for link in cheapest(chain.links)]
-    adds = Cost((len(chains) - 1) * math.prod(first.output_shape))
-    return _dearer(one.cost, total(apart).plus(adds)) or Chain(first.source, first.shape, (one,))
+    adds = MergeCost((len(chains) - 1) * math.prod(first.output_shape))
+    return _dearer(one.cost, total(apart).plus(adds)) or LinkChain(
+        first.source, first.shape, (one,)
+    )
 
 
-def summed(terms: Sequence[Chain], output: str) -> list[Chain]:
+def summed(terms: Sequence[LinkChain], output: str) -> list[LinkChain]:
     """Merge the terms of a sum that start at one value: all of them, or pair by pair."""
     left = list(terms)
     for source in dict.fromkeys(term.source for term in terms):
         group = [term for term in left if term.source == source]
         both = added(group, f"{output} of {source}") if len(group) > 1 else ""
-        if isinstance(both, Chain):
+        if isinstance(both, LinkChain):
             left = [term for term in left if term.source != source]
             left.append(both)
     pairs = list(combinations(range(len(left)), 2))
@@ -343,7 +345,7 @@ def summed(terms: Sequence[Chain], output: str) -> list[Chain]:
         if left[i].source != left[j].source:
             continue
         both = added([left[i], left[j]], f"{output} of {left[i].source} and {len(left)}")
-        if isinstance(both, Chain):
+        if isinstance(both, LinkChain):
             left = [both, *(term for k, term in enumerate(left) if k not in (i, j))]
             pairs = list(combinations(range(len(left)), 2))
     return left
@@ -366,17 +368,20 @@ class Region:
     before: tuple[str, ...]
     after: tuple[str, ...]
     output_shape: Shape
-    cost_before: Cost
-    cost_after: Cost
+    cost_before: MergeCost
+    cost_after: MergeCost
     reasons: tuple[str, ...] = ()
 
 
 def regions_of(
-    before: Sequence[Step], after: Sequence[Step], shapes: Mapping[str, Shape], output: str
+    before: Sequence[MergeStep],
+    after: Sequence[MergeStep],
+    shapes: Mapping[str, Shape],
+    output: str,
 ) -> tuple[Region, ...]:
     """Return the regions with a weight or a sum, in their order."""
     root = _components(before, after, output)
-    members: dict[int, tuple[list[Step], list[Step]]] = defaultdict(lambda: ([], []))
+    members: dict[int, tuple[list[MergeStep], list[MergeStep]]] = defaultdict(lambda: ([], []))
     for which, steps in enumerate((before, after)):
         for step in steps:
             if (step.link is not None or step.joins) and step.origin:
@@ -395,7 +400,9 @@ def regions_of(
     return tuple(found)
 
 
-def _components(before: Sequence[Step], after: Sequence[Step], output: str) -> dict[int, int]:
+def _components(
+    before: Sequence[MergeStep], after: Sequence[MergeStep], output: str
+) -> dict[int, int]:
     """Return the first operation of the region of each: joined by values that one operation reads."""
     root = {min(step.origin): min(step.origin) for step in before}
 
@@ -424,17 +431,17 @@ def _components(before: Sequence[Step], after: Sequence[Step], output: str) -> d
     return {index: find(index) for index in root}
 
 
-def _cost(steps: Sequence[Step], shapes: Mapping[str, Shape]) -> Cost:
-    cost = Cost()
+def _cost(steps: Sequence[MergeStep], shapes: Mapping[str, Shape]) -> MergeCost:
+    cost = MergeCost()
     for step in steps:
         if step.link is not None:
             cost = cost.plus(step.link.cost)
         elif isinstance(step.operation, layer.Add):
-            cost = cost.plus(Cost((len(step.inputs) - 1) * math.prod(shapes[step.outputs[0]])))
+            cost = cost.plus(MergeCost((len(step.inputs) - 1) * math.prod(shapes[step.outputs[0]])))
     return cost
 
 
-def _kinds(step: Step) -> Iterator[str]:
+def _kinds(step: MergeStep) -> Iterator[str]:
     form = None if step.link is None else step.link.form
     if step.operation is not None:
         yield step.operation.kind
@@ -449,7 +456,7 @@ def _kinds(step: Step) -> Iterator[str]:
 
 
 def _reasons(
-    steps: Sequence[Step], shapes: Mapping[str, Shape], output: str
+    steps: Sequence[MergeStep], shapes: Mapping[str, Shape], output: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the value and the reason for each pair of operations that stay apart."""
     producer = {name: step for step in steps for name in step.outputs}
@@ -470,15 +477,17 @@ def _reasons(
             yield step.outputs[0], why
 
 
-def _sum_reason(step: Step, producer: Mapping[str, Step], shapes: Mapping[str, Shape]) -> str:
+def _sum_reason(
+    step: MergeStep, producer: Mapping[str, MergeStep], shapes: Mapping[str, Shape]
+) -> str:
     chains = []
     for name in step.inputs:
         held = producer.get(name)
-        alone = Chain(name, shapes[name])
+        alone = LinkChain(name, shapes[name])
         if held is None or held.link is None:
             chains.append(alone)
         else:
-            chains.append(Chain(held.inputs[0], held.link.input_shape, (held.link,)))
+            chains.append(LinkChain(held.inputs[0], held.link.input_shape, (held.link,)))
     if len({chain.source for chain in chains}) > 1:
         return "a sum of different values"
     both = added(chains, step.outputs[0])

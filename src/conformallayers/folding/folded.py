@@ -18,7 +18,7 @@ from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, expect
 from ..recipe.torch.module import RecipeModule
 from ..recipe.torch.operations import RUN
 from ..utils.text import Block, Printed, Table, count, size
-from .chains import Cost, Region
+from .chains import MergeCost, Region
 from .plan import Plan
 
 
@@ -153,7 +153,7 @@ def _change(before: int, after: int) -> str:
 def _totals(regions: Sequence[Region], alone: int) -> str:
     kept = f", {alone} of them a single operation" if alone else ""
     before, after = (
-        reduce(Cost.plus, costs)
+        reduce(MergeCost.plus, costs)
         for costs in zip(*((r.cost_before, r.cost_after) for r in regions), strict=True)
     )
     work, weights = _change(before.work, after.work), _change(before.stored, after.stored)

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from ..recipe import layer_operations as layer
 from ..recipe.recipe import INPUT, Operation, Recipe, RecipeBuilder, Shape
-from .chains import Chain, Cost, Link, Region, Step, cheapest, cost_of, regions_of, summed
+from .chains import (
+    Link,
+    LinkChain,
+    MergeCost,
+    MergeStep,
+    Region,
+    cheapest,
+    cost_of,
+    regions_of,
+    summed,
+)
 from .convolution import (
     Convolution,
     Numbers,
@@ -39,12 +49,12 @@ def merge(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Recipe, t
     Returns the shorter recipe with merged constants in a dtype, and a record of each region.
     """
     shapes, read = recipe.shapes(), AffineOperations(recipe)
-    before: list[Step] = []
+    before: list[MergeStep] = []
     for index, op in enumerate(recipe.operations):
         place, after = shapes[op.inputs[0]], shapes[op.outputs[0]]
         link = read.link(op, index, place, after)
         kept = op if link is None else None
-        before.append(Step(op.inputs, op.outputs, link, kept, frozenset((index,))))
+        before.append(MergeStep(op.inputs, op.outputs, link, kept, frozenset((index,))))
     steps, work = before, None
     for _ in range(_MOST_PASSES):
         steps = _Pass(steps, shapes, recipe.output).run()
@@ -61,22 +71,22 @@ class _Joined:
     """A sum or a concatenation that is not written yet."""
 
     operation: Operation | None
-    terms: tuple[Chain, ...]
+    terms: tuple[LinkChain, ...]
     origin: frozenset[int]
 
 
 class _Pass:
     """One walk over the steps."""
 
-    def __init__(self, steps: Sequence[Step], shapes: dict[str, Shape], output: str) -> None:
+    def __init__(self, steps: Sequence[MergeStep], shapes: dict[str, Shape], output: str) -> None:
         self.old, self.shapes, self.output = steps, shapes, output
         self.readers = Counter(name for step in steps for name in step.inputs)
         self.readers[output] += 1
         self.reader = {name: step for step in steps for name in step.inputs}
-        self.steps: list[Step] = []
-        self.values: dict[str, Chain | _Joined] = {}
+        self.steps: list[MergeStep] = []
+        self.values: dict[str, LinkChain | _Joined] = {}
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[MergeStep]:
         for step in self.old:
             name = step.outputs[0]
             if step.link is not None:
@@ -89,14 +99,14 @@ class _Pass:
         self._written(self.output)
         return self.steps
 
-    def _chain(self, name: str) -> Chain:
+    def _chain(self, name: str) -> LinkChain:
         """Return what leads to a value that one operation reads; a value that several read is written first."""
         held = self.values.get(name)
         if isinstance(held, _Joined):
             held = self.values[name] = self._resolved(held, name)
         if held is not None and (self.readers[name] == 1 or not held.links):
             return held
-        return Chain(self._written(name), self.shapes[name])
+        return LinkChain(self._written(name), self.shapes[name])
 
     def _written(self, name: str) -> str:
         """Return the name of a value after writing what leads to it."""
@@ -106,18 +116,18 @@ class _Pass:
         if held is None:
             return name
         source = self._write(held)
-        self.values[name] = Chain(source, self.shapes[name])
+        self.values[name] = LinkChain(source, self.shapes[name])
         return source
 
-    def _write(self, chain: Chain) -> str:
+    def _write(self, chain: LinkChain) -> str:
         value = chain.source
         for link in cheapest(chain.links):
-            self.steps.append(Step((value,), (link.output,), link, None, link.origin))
+            self.steps.append(MergeStep((value,), (link.output,), link, None, link.origin))
             self.shapes[link.output] = link.output_shape
             value = link.output
         return value
 
-    def _followed(self, source: str, link: Link) -> Chain | _Joined:
+    def _followed(self, source: str, link: Link) -> LinkChain | _Joined:
         """Append a link; factors behind a sum or concatenation of convolutions go into each of them."""
         held = self.values.get(source)
         once = self.readers[source] == 1 and self._spreads(link)
@@ -130,8 +140,8 @@ class _Pass:
         form = None if link is None or link.rows else link.form
         return form is not None and form.is_diagonal and form.bias != "map"
 
-    def _joined(self, step: Step) -> Chain | _Joined:
-        terms: list[Chain] = []
+    def _joined(self, step: MergeStep) -> LinkChain | _Joined:
+        terms: list[LinkChain] = []
         sums, origin, (output,) = isinstance(step.operation, layer.Add), step.origin, step.outputs
         for name in step.inputs:
             held = self.values.get(name)
@@ -149,7 +159,7 @@ class _Pass:
         waits = nested or self._spreads(reader.link)
         return joined if waits else self._resolved(joined, output)
 
-    def _resolved(self, joined: _Joined, output: str) -> Chain:
+    def _resolved(self, joined: _Joined, output: str) -> LinkChain:
         """Merge the terms that start at one value; write the rest and join them."""
         op, terms = joined.operation, list(joined.terms)
         one = None
@@ -164,10 +174,10 @@ class _Pass:
             )
             return replace(one, links=(*one.links[:-1], last))
         inputs = tuple(map(self._write, terms))
-        self.steps.append(Step(inputs, (output,), None, op, joined.origin))
-        return Chain(output, self.shapes[output])
+        self.steps.append(MergeStep(inputs, (output,), None, op, joined.origin))
+        return LinkChain(output, self.shapes[output])
 
-    def _stacked(self, terms: Sequence[Chain]) -> Chain | None:
+    def _stacked(self, terms: Sequence[LinkChain]) -> LinkChain | None:
         """Return the concatenation of convolutions of one value as one, or None."""
         links = [cheapest(term.links) for term in terms]
         if len({term.source for term in terms}) > 1 or any(len(found) != 1 for found in links):
@@ -180,7 +190,7 @@ class _Pass:
             return None
         shape = (form.channels[1], *links[0][0].output_shape[1:])
         link = links[0][0].merged(form, *(found[0] for found in links[1:]))
-        return Chain(terms[0].source, terms[0].shape, (replace(link, output_shape=shape),))
+        return LinkChain(terms[0].source, terms[0].shape, (replace(link, output_shape=shape),))
 
 
 def _spread(joined: _Joined, link: Link) -> _Joined:
@@ -217,7 +227,7 @@ class _Writer:
         self.builder = RecipeBuilder(recipe.input_shape)
         self.values, self.names = {INPUT: INPUT}, dict[str, str]()
 
-    def write(self, steps: Iterable[Step]) -> Recipe:
+    def write(self, steps: Iterable[MergeStep]) -> Recipe:
         for step in steps:
             inputs = [self.values[name] for name in step.inputs]
             if step.operation is not None:
@@ -316,9 +326,9 @@ class AffineOperations:
         moves = isinstance(op, (layer.Reshape, layer.Permute, layer.Upsample))
         if form is None and not moves:
             return None
-        cost = Cost() if form is None else cost_of(form, shape[len(rows) :], rows)
+        cost = MergeCost() if form is None else cost_of(form, shape[len(rows) :], rows)
         if isinstance(op, layer.Upsample):
-            cost = Cost(math.prod(after))
+            cost = MergeCost(math.prod(after))
         if isinstance(op, layer.AddConstant):  # a single pass
             cost = cost._replace(work=math.prod(shape))
         stored = sum(math.prod(self.recipe.constant_shape(name)) for _, name in op.constants())

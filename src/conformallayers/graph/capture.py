@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.bounds import Shape, per_axis
 from ..nn.branches import Composite
-from ..nn.functions import Batch, Chain, call_text, modules_of
+from ..nn.functions import Batch, Replacement, call_text, modules_of
 from ..nn.layers import Channels
 from ..nn.registry import by_axis, shape_after
 from ..nn.sequential import ConformalSequential
-from .graph import INPUT, Branches, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
+from .graph import INPUT, CompositeLayers, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -255,7 +255,7 @@ class _Reader:
         reads = tuple(dict.fromkeys(path_in_model(n.target) for n in inputs if n.op == "get_attr"))
         return self._chain(node, chain, reads)
 
-    def _without_sizes(self, node: fx.Node, chain: Chain) -> Chain | None:
+    def _without_sizes(self, node: fx.Node, chain: Replacement) -> Replacement | None:
         """Return modules that hold no size of the input but those of shapes and channels, or None.
 
         Other inputs would have other sizes. An interpolation takes its scale, a mean of all pixels none.
@@ -276,7 +276,7 @@ class _Reader:
             return [(getattr(nn, f"AdaptiveAvgPool{axes}d")(1), reads)]
         return None
 
-    def _chain(self, node: fx.Node, chain: Chain, constants: tuple[str, ...]) -> int:
+    def _chain(self, node: fx.Node, chain: Replacement, constants: tuple[str, ...]) -> int:
         """Append the modules of a function; an identity is no node."""
         numbers: list[int] = []
         for module, reads in chain:
@@ -316,7 +316,7 @@ class _Reader:
             return self._call(node)
         number, shape = self.numbers[source], before.shape or ()
         if isinstance(module, Composite):
-            return Branches(self.nodes).run(path, module, number)
+            return CompositeLayers(self.nodes).run(path, module, number)
         if not isinstance(value, Batch):
             return self._call(node)
         kind, name = kind_of(module, shape), self.nodes.of_module(path)

@@ -247,7 +247,7 @@ class _Layers(Flow[int]):
         return self.graph.add(path, module, (value,), after, path)
 
 
-class Branches(_Layers):
+class CompositeLayers(_Layers):
     """Append the modules of a composite outside of a ConformalLayers, where t = 1."""
 
     def step(self, path: str, module: nn.Module, value: int) -> int:

@@ -24,7 +24,7 @@ Rectifier = Literal["norm", "relu", "abs", "max"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageOptions:
     """The shape of a stage: one convolution and one pooling."""
 
     channels: int
@@ -44,34 +44,34 @@ class Stage:
 # 0.66 M (LeNet's), 2.5 M, 5.6 M (90 thousand weights, for devices), and 8.5 M, which take the time of ResNet-8.
 # Small maps are not padded: padding behind a BatchNorm's bias folds into a dense matrix, with more
 # multiply-adds than a convolution.
-PRESETS: dict[str, tuple[Stage, ...]] = {
+PRESETS: dict[str, tuple[StageOptions, ...]] = {
     "nano": (
-        Stage(12, kernel=5, stride=2),
-        Stage(36, kernel=3, pool=3),
+        StageOptions(12, kernel=5, stride=2),
+        StageOptions(36, kernel=3, pool=3),
     ),
     "micro": (
-        Stage(16, kernel=5, stride=2),
-        Stage(48, kernel=3, pool=3),
+        StageOptions(16, kernel=5, stride=2),
+        StageOptions(48, kernel=3, pool=3),
     ),
     "small": (
-        Stage(16, kernel=5, stride=2),
-        Stage(96, kernel=3, pool=3),
+        StageOptions(16, kernel=5, stride=2),
+        StageOptions(96, kernel=3, pool=3),
     ),
     "base": (
-        Stage(32, kernel=5, stride=2, padding=2),
-        Stage(80, kernel=3, pool_stride=1),
-        Stage(144, kernel=3, pool_stride=1),
+        StageOptions(32, kernel=5, stride=2, padding=2),
+        StageOptions(80, kernel=3, pool_stride=1),
+        StageOptions(144, kernel=3, pool_stride=1),
     ),
     "compact": (
-        Stage(32, kernel=5),
-        Stage(64, kernel=3),
-        Stage(112, kernel=3),
+        StageOptions(32, kernel=5),
+        StageOptions(64, kernel=3),
+        StageOptions(112, kernel=3),
     ),
     "large": (
-        Stage(24, kernel=5),
-        Stage(64, kernel=3, padding=1),
-        Stage(128, kernel=3, padding=1),
-        Stage(256, kernel=2),
+        StageOptions(24, kernel=5),
+        StageOptions(64, kernel=3, padding=1),
+        StageOptions(128, kernel=3, padding=1),
+        StageOptions(256, kernel=2),
     ),
 }
 _SIGNED = 0.25  # the share of channels without a rectifier
@@ -168,15 +168,15 @@ class StageReLUNet(Network):
         super().__init__(nn.Sequential(*layers), head)
 
 
-def _average(stage: Stage) -> nn.Module:
+def _average(stage: StageOptions) -> nn.Module:
     return cl.AvgPool2d(stage.pool, stage.pool_stride)
 
 
-def _maximum(stage: Stage) -> nn.Module:
+def _maximum(stage: StageOptions) -> nn.Module:
     return nn.MaxPool2d(stage.pool, stage.pool_stride)
 
 
-_RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
+_RECTIFIED: dict[str, Callable[[StageOptions], nn.Module]] = {
     "norm": lambda stage: nn.LPPool2d(2, stage.pool, stage.pool_stride),
     "relu": lambda stage: nn.Sequential(nn.ReLU(), _average(stage)),
     "abs": lambda stage: nn.Sequential(Abs(), _average(stage)),
@@ -184,7 +184,7 @@ _RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
 }
 
 
-def _pooling(stage: Stage, rectifier: str, signed: float) -> nn.Module:
+def _pooling(stage: StageOptions, rectifier: str, signed: float) -> nn.Module:
     """Return the pooling of a stage; a share of its channels is averaged without a rectifier."""
     rectified, averaged = _RECTIFIED[rectifier](stage), int(signed * stage.channels)
     if not averaged:
@@ -192,7 +192,9 @@ def _pooling(stage: Stage, rectifier: str, signed: float) -> nn.Module:
     return Split([averaged, stage.channels - averaged], [_average(stage), rectified])
 
 
-def _stages(preset: str, in_shape: Sequence[int], width: float = 1.0) -> tuple[list[Stage], int]:
+def _stages(
+    preset: str, in_shape: Sequence[int], width: float = 1.0
+) -> tuple[list[StageOptions], int]:
     """Return the stages and the number of features after them; refuse arguments that build no network."""
     if preset not in PRESETS:
         expected = f"one of {', '.join(PRESETS)}"
@@ -213,8 +215,8 @@ def _stages(preset: str, in_shape: Sequence[int], width: float = 1.0) -> tuple[l
 
 
 def _convolutions(
-    stages: Sequence[Stage], in_shape: Sequence[int], factory: dict[str, Any]
-) -> Iterator[tuple[Stage, nn.Module]]:
+    stages: Sequence[StageOptions], in_shape: Sequence[int], factory: dict[str, Any]
+) -> Iterator[tuple[StageOptions, nn.Module]]:
     """Yield each stage with its convolution."""
     channels = in_shape[0]
     for stage in stages:

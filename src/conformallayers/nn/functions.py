@@ -28,7 +28,7 @@ class Batch:
 # What is known of each node: a Batch, a tuple of them, or a constant as it is. Others are left out.
 Values = Mapping[fx.Node, Any]
 # Modules in order, each with what it reads: nodes, or the positions of earlier modules.
-Chain = list[tuple[nn.Module, tuple[fx.Node | int, ...]]]
+Replacement = list[tuple[nn.Module, tuple[fx.Node | int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def call_text(node: fx.Node) -> str:
 
 
 _IGNORED = ("input", "inplace", "_stacklevel", "antialias", "out")
-_Row = Callable[[Call], nn.Module | Chain | None]  # a module alone reads the first argument
+_Row = Callable[[Call], nn.Module | Replacement | None]  # a module alone reads the first argument
 _ROWS: dict[Any, _Row] = {}
 
 
-def modules_of(node: fx.Node, values: Values) -> Chain | None:
+def modules_of(node: fx.Node, values: Values) -> Replacement | None:
     """Return the modules that compute a function or method, or None if there are none."""
     row = _ROWS.get(node.target) if node.op in ("call_function", "call_method") else None
     if row is None:
@@ -256,7 +256,7 @@ def _operands(call: Call, *more: str) -> tuple[Any, Any]:
 
 
 @_rows(*_ADD, *_SUB)
-def _sum(call: Call) -> Chain | None:
+def _sum(call: Call) -> Replacement | None:
     left, right = _operands(call, "alpha")
     minus, times = call.node.target in _SUB, float(call.kwargs.get("alpha", 1))
     if isinstance(left, fx.Node) and isinstance(right, fx.Node):
@@ -276,7 +276,9 @@ def _sum(call: Call) -> Chain | None:
     return _rescaled(source, torch.tensor(-1.0) if minus and source is right else None, constant)
 
 
-def _broadcast(left: fx.Node, right: fx.Node, one: Shape | None, two: Shape | None) -> Chain | None:
+def _broadcast(
+    left: fx.Node, right: fx.Node, one: Shape | None, two: Shape | None
+) -> Replacement | None:
     """Return the sum of a map and one of a single channel."""
     if not one or not two or one[1:] != two[1:] or 1 not in (one[0], two[0]):
         return None
@@ -285,7 +287,7 @@ def _broadcast(left: fx.Node, right: fx.Node, one: Shape | None, two: Shape | No
 
 
 @_rows(*_MUL, *_DIV)
-def _product(call: Call) -> Chain | None:
+def _product(call: Call) -> Replacement | None:
     left, right = _operands(call)
     divides = call.node.target in _DIV
     if isinstance(left, fx.Node) and isinstance(right, fx.Node) and not divides:
@@ -315,7 +317,7 @@ def _negative(call: Call) -> nn.Module:
     return Rescale(torch.tensor(-1.0))
 
 
-def _rescaled(source: fx.Node, weight: Tensor | None, bias: Tensor | None) -> Chain | None:
+def _rescaled(source: fx.Node, weight: Tensor | None, bias: Tensor | None) -> Replacement | None:
     weight = None if weight is None or bool((weight == 1).all()) else weight
     bias = None if bias is None or not bool(bias.any()) else bias
     if weight is None and bias is None:
@@ -340,7 +342,7 @@ def _constant(value: Any, shape: Shape | None) -> Tensor:
 
 
 @_rows(torch.cat, torch.concat, torch.concatenate)
-def _concatenation(call: Call) -> Chain | None:
+def _concatenation(call: Call) -> Replacement | None:
     parts = call.args[0] if call.args else call.kwargs["tensors"]
     axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
     shape = call.shape(parts[0])
@@ -356,7 +358,7 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
 
 
 @_rows(assigned)
-def _assignment(call: Call) -> Chain | None:
+def _assignment(call: Call) -> Replacement | None:
     """Return the factors and summands that constants in parts of every sample are."""
     source: Any = call.node
     parts: list[tuple[Any, Any]] = []
@@ -386,7 +388,7 @@ _SPLITS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tens
 
 
 @_rows(operator.getitem)
-def _part(call: Call) -> nn.Module | Chain | None:
+def _part(call: Call) -> nn.Module | Replacement | None:
     """Return channels: ``x[:, a:b]``, or one of the parts of ``x.chunk(2, 1)``."""
     split: Any = call.node.args[0]
     if isinstance(call.args[0], fx.Node):
@@ -402,7 +404,7 @@ def _part(call: Call) -> nn.Module | Chain | None:
     return [(Channels(start, start + count, shape[0]), (whole,))] if count else None
 
 
-def _indexed(call: Call) -> nn.Module | Chain | None:
+def _indexed(call: Call) -> nn.Module | Replacement | None:
     """Return channels, ``x[:, a:b]``; or a crop and averages of single pixels, ``x[..., 1::2, ::2]``."""
     index, shape = call.args[1], call.shape(call.source)
     if shape is None or not isinstance(index, tuple):
@@ -437,7 +439,7 @@ def _indexed(call: Call) -> nn.Module | Chain | None:
     *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.unflatten),
     *("flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten"),
 )
-def _reshape(call: Call) -> Chain | None:
+def _reshape(call: Call) -> Replacement | None:
     before, after = call.shape(call.source), call.shape(call.node)
     if before is None or after is None:
         if call.node.target not in (torch.flatten, "flatten"):
@@ -454,7 +456,7 @@ def _reshaped(before: Shape, after: Shape) -> list[nn.Module]:
     return [] if before == after else [*flatten, *[nn.Unflatten(1, after)] * (len(after) > 1)]
 
 
-def _in_a_row(source: fx.Node, modules: Sequence[nn.Module]) -> Chain:
+def _in_a_row(source: fx.Node, modules: Sequence[nn.Module]) -> Replacement:
     return [(module, (number - 1 if number else source,)) for number, module in enumerate(modules)]
 
 
@@ -473,7 +475,7 @@ def _permute(call: Call) -> nn.Module | None:
 
 
 @_rows(torch.mean, "mean", torch.amax, "amax")
-def _average(call: Call) -> Chain | None:
+def _average(call: Call) -> Replacement | None:
     """Return the pooling that a mean or maximum over spatial axes is."""
     given, shape = call.arguments("dim", "keepdim"), call.shape(call.source)
     after = call.shape(call.node)

@@ -80,7 +80,7 @@ class Record:
         return f"# {self.name}\n\n{markdown(['', ''], rows)}"
 
 
-class Records(Printed, list[Record]):
+class RecordList(Printed, list[Record]):
     """A list of records; prints as a table."""
 
     def _blocks(self) -> Iterator[Block]:
@@ -94,7 +94,7 @@ class Records(Printed, list[Record]):
         yield Table(_HEADER, rows)
 
 
-def list_records() -> Records:
+def list_records() -> RecordList:
     """Return the records of all shipped networks, sorted by name; they print as a table.
 
     Examples:
@@ -104,7 +104,7 @@ def list_records() -> Records:
         >>> cl.zoo.list()[0].input_shape
         (3, 32, 32)
     """
-    return Records(read_record(path) for _, path in sorted(network_files().items()))
+    return RecordList(read_record(path) for _, path in sorted(network_files().items()))
 
 
 def load(name: str) -> Folded:
