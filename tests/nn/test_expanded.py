@@ -168,6 +168,14 @@ def test_compiles_in_training() -> None:
     torch.testing.assert_close(compiled(x), bigger(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    layer, x = nn.Conv2d(2, 4, 3, dtype=dtype), torch.randn(1, 2, 6, 6, dtype=dtype)
+    bigger = expanded(layer, terms_of("chain+branches", 2.0, layer.weight))
+    assert torch.equal(bigger(x), layer(x))
+    assert bigger.plain().weight.dtype == dtype
+
+
 def test_meta_layers_expand_without_numbers() -> None:
     layer = _expanded(nn.Conv2d(3, 4, 3, device="meta"))
     assert layer(torch.rand(2, 3, 8, 8, device="meta")).shape == (2, 4, 6, 6)

@@ -56,7 +56,8 @@ class Chain(nn.Module):
                 nn.init.normal_(kernel, std=kernel[0].numel() ** -0.5)
                 continue
             for matrix in kernel.data.view(self.groups, outputs, inputs):
-                nn.init.orthogonal_(matrix, gain=max(1.0, outputs / inputs) ** 0.5)
+                gain = max(1.0, outputs / inputs) ** 0.5
+                matrix.copy_(nn.init.orthogonal_(matrix.float(), gain))  # half precision has no QR
 
     def forward(self) -> Tensor:
         """Compose the kernels."""
