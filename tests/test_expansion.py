@@ -86,6 +86,16 @@ def test_shared_layers_and_tied_weights_stay_so() -> None:
     assert "shared with one that is kept" in str(part.expansion)
 
 
+def test_layers_with_parts_of_a_user_are_kept() -> None:
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 3) for _ in range(4)))
+    model[0].gamma = nn.Parameter(torch.ones(2))
+    model[1].fused = nn.BatchNorm2d(2)
+    model[2].register_buffer("mean", torch.ones(2))
+    bigger = cl.expand(model)
+    assert [type(layer) is nn.Conv2d for layer in bigger] == [True, True, False, False]
+    assert cl.collapse(bigger).state_dict().keys() == model.state_dict().keys()
+
+
 def test_names_and_functions_choose_layers() -> None:
     model, types = _network(), lambda m: [type(layer).__name__ for layer in m.modules()]
     assert types(cl.expand(model, only=["6"])).count("ExpandedLinear") == 1

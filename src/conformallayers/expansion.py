@@ -156,16 +156,15 @@ def _obstacles(model: nn.Module, chosen: set[str]) -> dict[str, str]:
     }
 
 
-def _obstacle(layer: nn.Module) -> str:
+def _obstacle(layer: Any) -> str:
     """Return why a layer cannot be expanded, or the empty string."""
     if type(layer) not in EXPANDABLE:
         return "its class is not torch.nn's own"
     if "forward" in vars(layer) or has_hooks(layer):
         return "it has hooks"
-    weight = layer._parameters.get("weight")
-    if weight is None:
-        return "its weight is computed"
-    return "" if weight.requires_grad else "its weight is frozen"
+    if layer._modules or layer._parameters.keys() != {"weight", "bias"}:
+        return "it holds more or less than a weight and a bias"
+    return "" if layer.weight.requires_grad else "its weight is frozen"
 
 
 def _terms(layer: Any, kind: Any, width: float) -> Callable[[tuple[int, ...]], list[nn.Module]]:
