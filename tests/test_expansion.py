@@ -96,6 +96,14 @@ def test_layers_with_parts_of_a_user_are_kept() -> None:
     assert cl.collapse(bigger).state_dict().keys() == model.state_dict().keys()
 
 
+def test_parts_that_are_frozen_collapse_to_a_frozen_layer() -> None:
+    bigger = cl.expand(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3)))
+    bigger[0].requires_grad_(False)
+    frozen, trained = cl.collapse(bigger)
+    assert not frozen.weight.requires_grad
+    assert trained.weight.requires_grad
+
+
 def test_names_and_functions_choose_layers() -> None:
     model, types = _network(), lambda m: [type(layer).__name__ for layer in m.modules()]
     assert types(cl.expand(model, only=["6"])).count("ExpandedLinear") == 1

@@ -162,7 +162,7 @@ class Expanded(nn.Module):
         layer = self.plain_type.__new__(self.plain_type)
         kept = {k: v for k, v in vars(self).items() if k not in ("plain_type", "_composed")}
         layer.__dict__.update(kept)
-        weight = nn.Parameter(self.compose().detach().clone())
+        weight = nn.Parameter(self.compose().detach().clone(), self.kernel.requires_grad)
         layer._parameters = {"weight": weight, "bias": self._parameters.get("bias")}
         layer._modules = {}
         return layer
