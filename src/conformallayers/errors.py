@@ -5,6 +5,7 @@ This file imports only Python's own modules, so that the numpy runtime can use i
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def refusal_at(path: str, module: object, expected: str, got: str, remedy: str) 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened, or the name of its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(".")
+    return textwrap.shorten(lines[0], 200, placeholder=" …").rstrip(".")
 
 
 def cause_line(error: BaseException) -> str:

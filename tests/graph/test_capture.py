@@ -182,10 +182,14 @@ class Branching(nn.Module):
             Several(),
             r"a model with one input, got x, y\. Fold a part of it: model\.part = cl\.fold",
         ),
-        (Branching(), r"can trace, got .* control flow\. Fold a part of it"),
+        (
+            Branching(),
+            r"can trace, got .* control flow at line \d+ of test_capture.py, return x if x\.sum\(\)",
+        ),
+        (nn.Sequential(nn.DataParallel(nn.Linear(3, 2))), "at 0: expected a plain nn.Module"),
         (nn.Linear(5, 2), "any number of samples"),
     ],
-    ids=["two inputs", "control flow", "another shape"],
+    ids=["two inputs", "control flow", "data parallel", "another shape"],
 )
 def test_refusals_say_what_to_fold_instead(model: nn.Module, message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):

@@ -66,7 +66,11 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
     if any(map(is_lazy, model.parameters())):
         remedy = "Run it once on a batch: model(x)."
         raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
+    wrappers = torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel
     for path, module in model.named_modules():
+        if isinstance(module, wrappers) or hasattr(module, "_orig_mod"):  # of torch.compile
+            at, got = f"{where} at {path or 'its root'}", type(module).__name__
+            raise refusal(at, "a plain nn.Module", got, "Use the module that it was made of.")
         custom = type(module).forward is not ConformalSequential.forward
         if isinstance(module, ConformalSequential) and custom:
             raise refusal(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -58,8 +60,11 @@ def traced(where: str, root: OneInput, sample: Tensor) -> tuple[fx.GraphModule, 
             tracer = _SizedTracer(sample)
             graph, fixed = tracer.trace(root), tracer.fixed
     except Exception as error:
-        expected = "a model that torch.fx can trace"
-        raise refusal(where, expected, cause_line(error), ONE_BY_ONE) from error
+        expected, line = "a model that torch.fx can trace", ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if "/torch/" not in frame.filename and "/conformallayers/" not in frame.filename:
+                line = f" at line {frame.lineno} of {Path(frame.filename).name}, {frame.line}"
+        raise refusal(where, expected, cause_line(error) + line, ONE_BY_ONE) from error
     if not torch.equal(torch.get_rng_state(), random):
         expected, got = "a deterministic model", "random numbers drawn in forward"
         remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
