@@ -47,6 +47,11 @@ def gate(model: Any, y: Tensor) -> Tensor:
     return y * torch.sigmoid(y.mean((2, 3), keepdim=True))
 
 
+def same_after(model: Any, y: Tensor) -> Tensor:
+    y.relu_()
+    return y.contiguous()
+
+
 def overwritten(model: Any, y: Tensor) -> Tensor:
     """Values in a list and in later lines see what was written in place."""
     kept, z = [y], y * 2
@@ -122,6 +127,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "batch behind": (lambda m, y: y.flatten(1).transpose(0, 1).relu().T, ["reshape", "call", "call", "call"]),
     "in place and read again": (lambda m, y: F.relu(y, inplace=True) + y * 2, ["elementwise", "multiply"]),
     "module in place and read again": (lambda m, y: m.relu(y).add_(1) + y, ["elementwise", "add_constant", "add"]),
+    "in place, then its own identity": (same_after, ["elementwise"]),
     "in place, read by its old name": (overwritten, ["elementwise", "add_constant", "call", "add_constant", "multiply", "add"]),
     "part written": (written, ["pad", "add_constant"]),
     "parts in a loop": (lambda m, y: sum(part * (k + 1) for k, part in enumerate(y.split(y.shape[1] // 2, 1))), ["slice", "slice", "multiply", "add"]),

@@ -112,7 +112,7 @@ class _Recorder(Runner):
             n.op in ("call_function", "call_method") and inputs and value is self.env.get(inputs[0])
         )
         if same and not known and not written:
-            self.found[n] = _Same(inputs[0])
+            self.found[n] = _SAME
         return value
 
     def _versions(self, value: Any) -> list[int]:
@@ -145,18 +145,6 @@ class _Recorder(Runner):
             node.meta["in_place"] = True
             for user in [user for user in source.users if order[user] > order[node]]:
                 user.replace_input_with(source, node)
-
-
-class _Same:
-    """A call that has returned its argument: the identity."""
-
-    def __init__(self, source: fx.Node) -> None:
-        self.source = source
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.source is self.source
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class _Sizes(tuple[int, ...]):
@@ -203,6 +191,7 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
 
 
 _UNKNOWN = object()
+_SAME = object()  # a call that has returned its first input: the identity
 
 
 def _merged(one: Any, other: Any) -> Any:
@@ -247,9 +236,9 @@ class _Reader:
 
     def _read(self, node: fx.Node) -> int:
         value, inputs = self.values.get(node), node.all_input_nodes
-        if isinstance(value, _Same):
-            self.values[node] = self.values[value.source]
-            return self.numbers[value.source]
+        if value is _SAME:
+            self.values[node] = self.values[inputs[0]]
+            return self.numbers[inputs[0]]
         if node.op == "call_module":
             return self._module(node)
         chain = modules_of(node, self.values) if isinstance(value, Batch) else None
