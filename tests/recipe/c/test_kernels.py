@@ -89,3 +89,28 @@ def test_every_channel_has_a_kernel_of_its_own(kernel: tuple[int, int]) -> None:
     model = torch.nn.Sequential(each, torch.nn.ReLU(), torch.nn.Conv2d(6, 3, 1)).eval()
     folded = cl.fold(model, (6, 7, 5))
     check_programs(folded.recipe, cl.quantize(folded, torch.rand(20, 6, 7, 5)).recipe)
+
+
+class _Apart(torch.nn.Module):
+    """Two convolutions of a map, each channel on its own; the last one after a pointwise layer."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, count, 1)
+        self.point = torch.nn.Conv2d(count, count, 1)
+        self.tall = torch.nn.Conv2d(count, count, (3, 1), padding=(1, 0), groups=count)
+        self.wide = torch.nn.Conv2d(count, count, 3, padding=2, dilation=2, groups=count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        return (self.tall(self.point(x).relu()) + self.wide(x)).relu()
+
+
+@needs_compiler
+def test_zeros_beside_any_number_of_channels_have_room() -> None:
+    torch.manual_seed(0)
+    recipes = []
+    for count, *size in (2, 1, 2), (3, 1, 3), (3, 2, 3), (6, 1, 1), (6, 5, 1), (7, 1, 1):
+        folded = cl.fold(_Apart(count).eval(), (1, *size))
+        recipes.append(cl.quantize(folded, torch.rand(20, 1, *size)).recipe)
+    check_programs(*recipes)

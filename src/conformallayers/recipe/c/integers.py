@@ -186,7 +186,7 @@ def _products(
     words["$N"] = str(taps)
     if depthwise:  # four channels side by side, tap by tap
         rows = np.pad(kernel, [(0, -len(kernel) % 4), (0, 0)]).reshape(-1, 4, taps).swapaxes(1, 2)
-        room, kind = len(kernel) // 4 + 1, "int8_t"
+        room, kind = (len(kernel) + 6) // 4, "int8_t"  # of zeros, read in fours
     else:
         rows = np.pad(kernel, [(0, 0), (0, entries - taps)])
         room, kind = entries * min(2, prod(windows.positions)) // 2 + 2, "wide_t"
