@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 import conformallayers as cl
+from conformallayers.cli.app import build_app
 from conformallayers.lab.data.datasets import load
+from conformallayers.lab.training.config import resolved
 from support import run_command
 
 NAME = "digits-micro"
@@ -22,6 +25,14 @@ def test_table_and_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None
     for record in cl.zoo.list():
         assert run_command("zoo", "card", record.name) == 0
         assert capsys.readouterr().out == record.card
+
+
+def test_present_options_take_the_commands_of_all_cards() -> None:
+    for record in cl.zoo.list():
+        words = shlex.split(record.command)[1:]
+        command, bound, _ = build_app().parse_args(words, exit_on_error=False, print_error=False)
+        options = {**bound.arguments, **bound.arguments.pop("options")}
+        assert command.__name__ == "train" and resolved(options)["optimizer"] == "adamw"
 
 
 def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
