@@ -1,5 +1,6 @@
 """conformallayers demo, bench, device, experiment, sweep, inspect and report."""
 
+import signal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def inspect(run: Path, *, out: Path | None = None) -> None:
     """
     from ..lab.experiments.inspect_run import run_inspect
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers wait for LAPACK to return
     print(run_inspect(run, out))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ..training.evaluate import has_conformal_layers
 from ..training.saved_models import load_model
 
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
+_QUICK = 3072  # coefficients of an image, 3×32×32; the time grows with their cube
 
 
 def run_inspect(run: Path, out: Path | None = None) -> Inspection:
@@ -31,6 +34,8 @@ def run_inspect(run: Path, out: Path | None = None) -> Inspection:
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     out = out or Path("results/inspect") / loaded.path.absolute().parent.name
     out.mkdir(parents=True, exist_ok=True)  # or fail before anything is computed
+    if (size := math.prod(shape)) > _QUICK:
+        print(f"The eigenvectors of Q, {size} × {size}, take minutes.", file=sys.stderr)
     found = inspect(from_images(loaded.module, shape, loaded.config.input_shape), shape)
     title = f"{loaded.about['network']}, {Path(loaded.about['dataset']).name}"
     for file, figure in inspection_figures(found, title).items():
