@@ -17,6 +17,7 @@ import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices import emulator
 from conformallayers.lab.devices.emulator import cells, missing_tools, run_devices, run_on_device
+from conformallayers.lab.experiments.records import Records
 from conformallayers.lab.options import DeviceOptions
 from conformallayers.recipe.c.files import CExport
 from conformallayers.testing import relative_error
@@ -152,6 +153,18 @@ def test_records_of_a_network_of_the_zoo(dtype: Any, tmp_path: Path) -> None:
     assert row["accuracy"] >= 0.9
     assert row["same_class"] == 1
     assert f"| digits-micro | {dtype} | 20 of digits |" in (tmp_path / "devices.md").read_text()
+
+
+def test_a_row_is_printed_with_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.loads((RESULTS / "devices.json").read_text("utf-8"))["rows"][0]
+    with Records(
+        "device", DeviceOptions(out=tmp_path), "devices", ("name", "dtype"), cells
+    ) as made:
+        made.add({**row, "name": "net", "dtype": "int8", "flash": 27_632, "ram": 55_920})
+    line, written = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"net, int8: images {row['images']} of ")
+    assert ", flash 27 632 bytes, RAM 55 920 bytes, stack " in line
+    assert written == f"Wrote {tmp_path / 'devices.md'}"
 
 
 def test_the_tables_are_those_of_the_records() -> None:

@@ -117,9 +117,13 @@ class Records:
         self.rows[key] = row
         write_json(self.path, self.record)
         header, lines = self.cells([row])
+        words = [str(word) for word in key]
         for line in lines:
-            shown = ", ".join(f"{name} {cell}" for name, cell in zip(header, line, strict=True))
-            print(f"{', '.join(map(str, key))}: {shown}")
+            named = zip((name.partition(", ")[::2] for name in header), line, strict=True)
+            shown = [
+                f"{n} {cell} {unit}".rstrip() for (n, unit), cell in named if cell not in words
+            ]
+            print(f"{', '.join(words)}: {', '.join(shown)}")
 
     def __enter__(self) -> Records:
         return self
@@ -130,7 +134,8 @@ class Records:
         rows = list(self.rows.values())
         if rows:
             table = markdown(*self.cells(rows)).encode()
-            replace_file(self.path.with_suffix(".md"), [table])
+            replace_file(path := self.path.with_suffix(".md"), [table])
+            print(f"Wrote {path}")
             if self.figure is not None:
                 from ..report import figures
 
