@@ -117,7 +117,11 @@ def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
             (kind, {"preset": "huge"}, "preset: expected one of nano, micro, small")
             for kind in KINDS
         ),
-        ("StageNet", {"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),
+        (
+            "StageNet",
+            {"in_shape": (3, 8, 8)},
+            r"images of at least 23 × 23 pixels, got \(3, 8, 8\)",
+        ),
         ("StageNet", {"in_shape": (3, 32)}, r"in_shape: expected \(C, H, W\)"),
         ("StageNet", {"rectifier": "gelu"}, "rectifier: expected one of norm, relu, abs, max"),
         ("StageNet", {"signed": 1}, "signed: expected a number from 0 to below 1"),

@@ -5,6 +5,9 @@ A stage is a convolution, a ReSPro, and a pooling that rectifies. ``cl.expand`` 
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -204,14 +207,17 @@ def _stages(
         raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")
     for size in in_shape:
         check_count("in_shape", size, "Give the shape of one image, (C, H, W).")
-    sides = list(in_shape[1:])
     stages = [replace(s, channels=max(1, round(width * s.channels))) for s in PRESETS[preset]]
-    for stage in stages:
-        sides = [stage.side(side) for side in sides]
+
+    def last(side: int) -> int:
+        return functools.reduce(lambda side, stage: stage.side(side), stages, side)
+
+    sides = [last(side) for side in in_shape[1:]]
     if min(sides) < 1:
-        expected, got = "images large enough for all stages", shape_text(in_shape)
+        least = next(side for side in itertools.count(1) if last(side) > 0)
+        expected, got = f"images of at least {least} × {least} pixels", shape_text(in_shape)
         raise refusal("in_shape", expected, got, "Enlarge the images, or use a smaller preset.")
-    return stages, stage.channels * sides[0] * sides[1]
+    return stages, stages[-1].channels * math.prod(sides)
 
 
 def _convolutions(
