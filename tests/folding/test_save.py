@@ -127,9 +127,9 @@ def test_a_registered_layer_may_fold_away(path: Path) -> None:
 @pytest.mark.parametrize(
     ("notes", "message"),
     [
-        ({"labels": "ab"}, "'ab' is no list"),
-        ({"labels": ["a"]}, "not 36 labels"),
-        ({"labels": [1] * 36}, "1 is no str"),
+        ({"labels": "ab"}, "'ab' in place of a list"),
+        ({"labels": ["a"]}, "1 labels for 36 outputs"),
+        ({"labels": [1] * 36}, "1 in place of str"),
         ({"about": {"x": float("nan")}}, "not JSON compliant"),
         ({"about": {"x": object()}}, "not JSON serializable"),
     ],

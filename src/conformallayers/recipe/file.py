@@ -156,7 +156,8 @@ def _stored(document: Any, arrays: Mapping[str, Any]) -> Stored:
     fits = isinstance(notes["about"], (dict, NoneType)) and isinstance(notes["plans"], dict)
     expect(fits, "notes or plans that are no object")
     outputs = prod(recipe.output_shape)
-    expect(notes["labels"] is None or len(notes["labels"]) == outputs, f"not {outputs} labels")
+    labels = outputs if notes["labels"] is None else len(notes["labels"])
+    expect(labels == outputs, f"{labels} labels for {outputs} outputs")
     return Stored(recipe, dtype, **notes)
 
 
@@ -259,7 +260,7 @@ def typed(value: Any, hint: Any) -> Any:
         expect(number >= arguments[1], f"{value} where {arguments[1]} is the least")
         return number
     if kind is tuple:
-        expect(isinstance(value, (list, tuple)), f"{value!r:.60} is no list")
+        expect(isinstance(value, (list, tuple)), f"{value!r:.60} in place of a list")
         hints = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
         expect(len(value) == len(hints), f"{value!r:.60} of another length")
         return tuple(typed(item, hint) for item, hint in zip(value, hints, strict=True))
@@ -268,13 +269,13 @@ def typed(value: Any, hint: Any) -> Any:
         fits = whole or (isinstance(value, float) and math.isfinite(value))
     else:
         fits = whole if hint is int else isinstance(value, hint)
-    expect(fits, f"{value!r:.60} is no {hint.__name__}")
+    expect(fits, f"{value!r:.60} in place of {hint.__name__}")
     return value
 
 
 def _dataclass(value: Any, kind: Any) -> Any:
     hints, name = _hints(kind), kind.__name__
-    expect(isinstance(value, dict), f"{value!r:.60} is no {name}")
+    expect(isinstance(value, dict), f"{value!r:.60} in place of {name}")
     for key in value.keys() - hints.keys():
         raise ValueError(f"{name} has no {key!r:.60}")
     for item in fields(kind):
