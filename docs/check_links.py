@@ -43,6 +43,8 @@ def broken_links(folder: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/check_links.py FOLDER")
     lines = list(broken_links(Path(sys.argv[1])))
     print(*lines, sep="\n", end="\n" if lines else "")
     sys.exit(f"{len(lines)} links lead nowhere" if lines else 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +85,9 @@ def test_links_of_built_pages_are_checked(tmp_path: Path) -> None:
     (tmp_path / "one.html").write_text(one + bad)
     expected = ["in/two.html#end", "none.png", "#none"]
     assert list(module.broken_links(tmp_path)) == [f"one.html: {link}" for link in expected]
+
+
+def test_the_checker_of_built_pages_says_how_it_is_called() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "check_links.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:13]) == (1, "usage: python")
