@@ -16,7 +16,7 @@ from conformallayers.nn.expanded import Expanded
 WRONG = [
     ({"network": "Lenet"}, "network: expected one of MLP, BaseLinearNet, .*, got 'Lenet'"),
     ({"network": "DkNetCL"}, "--depth: expected the number of convolutions of DkNetCL, got none"),
-    ({"depth": 3}, "--depth: expected no such option for LeNetCL, got 3"),
+    ({"depth": 3}, "--depth: expected a network with this option, got LeNetCL"),
     ({"network": "StageNet", "offset": "-1"}, "offset.*: expected .*, got -1.0"),
     ({"network": "StageNet", "rectifier": "gelu"}, "rectifier: expected one of norm, relu"),
     ({"alpha": "jung"}, r"ReSPro\(alpha=...\): expected .*, got \'jung\'"),

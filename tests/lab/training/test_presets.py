@@ -105,9 +105,16 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"network": "D3ModNetCL"}, "one of LeNet, .* on a known set, got D3ModNetCL on digits"),
+        ({"network": "D3ModNetCL"}, "a data set of docs/training.md, got D3ModNetCL on digits"),
+        (
+            {"network": "nets.py:Net"},
+            "got nets.py:Net on digits. Leave --training",
+        ),
         ({"dataset": "svhn"}, "got LeNetCL on svhn"),
-        ({"network": "LeNet", "gain": 2.0}, "--gain: expected no such option for LeNet, got 2.0"),
+        (
+            {"network": "LeNet", "gain": 2.0},
+            "--gain: expected a network with this option, got LeNet",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -213,7 +213,7 @@ class TrainConfig(BaseModel):
         for option in NETWORK_OPTIONS:
             value = getattr(self, option)
             if option not in accepted and value not in (None, DEFAULTS[option]):
-                raise _refused(option, f"no such option for {self.network}", repr(value))
+                raise _refused(option, "a network with this option", self.network)
         takes_any = is_own(self.network) or "in_shape" in accepted
         if not takes_any and self.input_shape != _IMAGE_SHAPE:
             expected = f"images of {shape_text(_IMAGE_SHAPE)} for {self.network}"
@@ -358,10 +358,9 @@ def preset_options(
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     kind = dataset if dataset in NAMES else PICTURES
     if (family, kind) not in PRESETS:
-        members = ", ".join(name for names in FAMILIES.values() for name in names)
         remedy = f"Leave --training-preset out and give the options.{suggest(dataset, NAMES)}"
-        got = f"{network} on {dataset}"
-        raise refusal("train --training-preset", f"one of {members} on a known set", got, remedy)
+        expected, got = "a network and a data set of docs/training.md", f"{network} on {dataset}"
+        raise refusal("train --training-preset", expected, got, remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
     expanded = _EXPANDED[family] if expand else {}
     own = {**PRESETS[family, kind], **expanded, **_DECAYS.get(preset, {})}
