@@ -31,6 +31,8 @@ TRAINED = Path(__file__).with_name("data") / "d3modnet-digits.safetensors"  # a 
 DEPTHS = range(1, 10)
 _CHANNELS = 16
 _EIGENIMAGES = 10
+# In JSON, so that no HTML parser sees the end of a script or a comment in it.
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 Json = dict[str, Any]
 _SCRIPTS = "drawing", "picture", "classify", "depth", "expand", "respro", "insight"
 # How the images of a data set are framed: the share of the side that is filled, and what is centred.
@@ -49,7 +51,7 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
     }
     parts = {
         "STYLE": (_WEB / "style.css").read_text("utf-8"),
-        "DATA": _script_safe(json.dumps(data, separators=(",", ":"))),
+        "DATA": json.dumps(data, separators=(",", ":")).translate(_ESCAPED),
         "RUNTIME": javascript_source(),
         "SCRIPTS": "\n".join((_WEB / f"{name}.js").read_text("utf-8") for name in _SCRIPTS),
     }
@@ -76,13 +78,6 @@ def network_entry(model: str | Path) -> Json:
         "fit": _FITS.get(str(about.get("dataset"))),
         "document": javascript_document(net.recipe, str(net.dtype).removeprefix("torch.")),
     }
-
-
-def _script_safe(text: str) -> str:
-    """Escape JSON so that no HTML parser sees the end of a script or a comment in it."""
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 # -- demonstrations beside the classifier: time against depth, templates and eigenimages, example digits --
