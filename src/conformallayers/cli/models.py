@@ -78,7 +78,7 @@ def quantize(
     folded = _folded(model, "quantize", options)
     quantized, found = quantize_fold(folded, images, data)
     print(quantized.quantization)
-    print(f"accuracy on {found['images']} test images of {found['dataset']}")
+    print(f"accuracy on {found['images']} test images of {found['dataset']}, pixels from 0 to 1")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
     _save(quantized, out)
 

@@ -49,7 +49,7 @@ def test_the_command_prints_accuracy_and_bytes(
     assert run_command(*words) == 0
     shown = capsys.readouterr().out
     assert "relative errors of the outputs of the 512 images that set the scales" in shown
-    assert "accuracy on 450 test images of digits\nfloat 98." in shown
+    assert "accuracy on 450 test images of digits, pixels from 0 to 1\nfloat 98." in shown
     quantized = cl.load(path)
     assert quantized.quantization is not None
     assert quantized.quantization.images == 512
