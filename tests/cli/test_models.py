@@ -71,7 +71,11 @@ def test_fold_takes_the_options_of_cl_fold(folder: Path, dtype: str, tmp_path: P
 @pytest.mark.parametrize("kind", ["file.py", "package"])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_fold_takes_any_network_and_its_weights(
-    kind: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    suffix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "own_package.py").write_text(
         "from torch import nn\ndef Net():\n    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()\n"
@@ -89,7 +93,10 @@ def test_fold_takes_any_network_and_its_weights(
     x, folded = torch.randn(3, 1, 8, 8), cl.load(out)
     assert relative_error(folded(x), model(x)) < 1e-6
     assert run_command("fold", name, "--out", out) == 1
+    capsys.readouterr()
     assert run_command("fold", name, "--weights", out, "--shape", "1,8,8", "--out", out) == 1
+    keys = "missing keys, such as 0.weight, 0.bias, 1.weight. Save"
+    assert keys in capsys.readouterr().err
 
 
 def test_folds_of_ones_own_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def test_network_is_called_with_what_it_takes(file: Path) -> None:
     assert config(f"{file}:plain").build()(x).shape == (2, 4)
     assert config(f"{file}:Tiny", hidden=5).build().body[0].out_channels == 5
     assert type(config(f"{file}:Tiny").build()) is type(config(f"{file}:Tiny").build())
-    message = "train --hidden: expected no such option for"
+    message = "train --hidden: expected a network with this option, got"
     assert_says(lambda: config(f"{file}:plain", hidden=5), message)
 
 
@@ -80,7 +80,11 @@ def test_changed_or_lost_code_is_refused(file: Path) -> None:
         (NETWORK, "Tny", 'Did you mean "Tiny"?'),
         ("x = 1", "x", "Name a class or function that returns an nn.Module"),
         ("def f(): return 3", "f", "expected an nn.Module, got int"),
-        ("def f(width): return 3", "f", "missing a required argument: 'width'"),
+        (
+            "def f(width): return 3",
+            "f",
+            "expected a network that takes no arguments, got TypeError: missing a required argument: 'width'",
+        ),
         ("def f(): raise KeyError('hm')", "f", "KeyError: 'hm'"),
         ("import no_such_thing", "f", "ModuleNotFoundError"),
         ("def f(:", "f", "SyntaxError"),

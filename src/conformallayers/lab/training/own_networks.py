@@ -83,8 +83,9 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
         raise
     except (Exception, SystemExit) as error:  # code of the user
         got = f"{type(error).__name__}: {error}"
-        remedy = "Give further arguments default values."
-        raise refusal(f"network {network}", f"a network for {dict(given)}", got, remedy) from error
+        takes = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "no arguments"
+        expected, remedy = f"a network that takes {takes}", "Give other arguments default values."
+        raise refusal(f"network {network}", expected, got, remedy) from error
     if not isinstance(module, nn.Module):
         raise refusal(f"network {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
     return module
@@ -105,10 +106,14 @@ def plain_network(network: str, weights: Path | None) -> nn.Module:
             with zipfile.ZipFile(weights) as archive:  # torch.save compresses nothing
                 if sum(one.file_size for one in archive.infolist()) > weights.stat().st_size:
                     raise ValueError("members that unpack to more than the file")
-        module.load_state_dict(torch.load(weights, **options) if is_torch else load_file(weights))
+        state = torch.load(weights, **options) if is_torch else load_file(weights)
+        keys = module.load_state_dict(state, strict=False)
+        for kind, names in zip(("missing", "unexpected"), keys, strict=True):
+            if names:
+                raise ValueError(f"{len(names)} {kind} keys, such as {', '.join(names[:3])}")
     except Exception as error:  # of torch, pickle or safetensors
         expected, remedy = f"a state_dict of {network}", "Save model.state_dict(), nothing else."
-        got = " ".join(str(error).split())
+        got = f"{' '.join(str(error).split()):.400}".rstrip(".")
         raise refusal(f"--weights {weights}", expected, got, remedy) from error
     return module
 
