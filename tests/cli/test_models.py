@@ -154,7 +154,7 @@ def test_export_reports_a_program_in_c_without_writing_it(
     assert run_command("export", path, "--format", "c") == 1
     assert "export --out: expected a folder or file to write" in capsys.readouterr().err
     assert run_command("export", path, "--format", "onnx", "--report") == 1
-    assert "export --format: expected c, got onnx beside report" in capsys.readouterr().err
+    assert "export --format: expected c for --report, got onnx" in capsys.readouterr().err
 
 
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:

@@ -65,13 +65,17 @@ def _run(words: Sequence[str]) -> None:
 
 def _usage_error(error: "CycloptsError") -> str:
     """Return one line about a wrong command line, with a suggestion for an unknown option."""
-    from cyclopts import UnknownOptionError, UnusedCliTokensError
+    from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
     from ..utils.text import suggest
 
     error.verbose = False
+    command = " ".join(["conformallayers", *(error.command_chain or ())])
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name, kind = error.argument.name, error.argument.field_info.kind
+        missing = f"{name} VALUE" if kind is kind.KEYWORD_ONLY else name.strip("-").upper()
+        return f"{missing} is missing. See {command} --help."
     if isinstance(error, UnusedCliTokensError):
-        command = " ".join(["conformallayers", *(error.command_chain or ())])
         unused = " ".join(error.unused_tokens or ())
         return f'unexpected "{unused}" after {command}. See {command} --help.'
     if not isinstance(error, UnknownOptionError):

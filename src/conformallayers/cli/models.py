@@ -110,8 +110,8 @@ def export(
     chosen = {"name": name, "optimize": optimize, "example": example}
     given: dict[str, Any] = {key: value for key, value in chosen.items() if value}
     if format != "c" and (given or report):
-        got, remedy = f"{format} beside {', '.join(given or ['report'])}", "Leave them out."
-        raise refusal("export --format", "c", got, remedy)
+        names = ", ".join(f"--{name}" for name in given or ["report"])
+        raise refusal("export --format", f"c for {names}", format, f"Leave {names} out.")
     if out is None and not report:
         remedy = "Name one; --format c --report needs none."
         raise refusal("export --out", "a folder or file to write", "none", remedy)
