@@ -32,7 +32,7 @@ def test_present_options_take_the_commands_of_all_cards() -> None:
         words = shlex.split(record.command)[1:]
         command, bound, _ = build_app().parse_args(words, exit_on_error=False, print_error=False)
         options = {**bound.arguments, **bound.arguments.pop("options")}
-        assert command.__name__ == "train" and resolved(options)["optimizer"] == "adamw"
+        assert (command.__name__, resolved(options)["optimizer"]) == ("train", "adamw")
 
 
 def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,6 @@ def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
     for number, words in enumerate(
         [
-            ("fold", NAME),
             ("quantize", NAME),
             ("export", NAME, "--format", "onnx"),
             ("export", NAME, "--format", "numpy"),

@@ -47,8 +47,8 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = FoldOptions()) 
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
-        model: Run folder, checkpoint, fold written by cl.save, a name of the zoo; or any network as
-            PACKAGE:FACTORY or FILE.py:FACTORY, called without arguments, with --shape and --weights.
+        model: Run folder or checkpoint; any network as PACKAGE:FACTORY or FILE.py:FACTORY, called without
+            arguments, with --shape and --weights; or a fold, with --labels.
         out: File to write.
     """
     folded = _folded(model, "fold", options)
@@ -188,7 +188,12 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         remedy = "Leave it out: files and runs have their weights."
         raise refusal(f"{command} --weights", "PACKAGE:FACTORY beside it", name, remedy)
     else:
-        folded = load_model(model, command).fold(command, shape, **chosen)
+        loaded = load_model(model, command)
+        wanted = shape or chosen or (command == "fold" and options.labels is None)
+        if loaded.config is None and wanted:
+            remedy = "It is folded already and takes --labels alone."
+            raise refusal(command, "a network with layers", f"the fold {model}", remedy)
+        folded = loaded.fold(command, shape, **chosen)
     if options.labels is not None:
         labels = tuple(options.labels.read_text("utf-8", errors="replace").splitlines())
         if (len(labels),) != folded.output_shape:

@@ -48,9 +48,6 @@ class Loaded:
     def fold(self, command: str, shape: tuple[int, ...] | None = None, **options: Any) -> Folded:
         """Fold the network of a run for images of a shape, by default the stored ones; keep a fold as it is."""
         if isinstance(self.module, Folded):
-            if shape is not None or options:
-                remedy = "It is folded already: leave --shape, --strategy and --dtype out."
-                raise refusal(command, "a training run", f"the fold {self.path}", remedy)
             return self.module
         shape, model = shape or self.shape, self.module
         if self.config is not None and not is_own(self.config.network):
