@@ -24,10 +24,7 @@ def print_accuracies(images: int, layers: float | None, folded: float | None) ->
 
 
 def evaluate(
-    model: Path,
-    *,
-    dataset: str | None = None,
-    options: Flat[DataOptions] = DataOptions(),
+    model: Path, *, dataset: str | None = None, options: Flat[DataOptions] = DataOptions()
 ) -> None:
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
@@ -131,10 +128,7 @@ def export(
 
 
 def predict(
-    model: Path,
-    paths: tuple[str, ...],
-    *,
-    options: Flat[PredictOptions] = PredictOptions(),
+    model: Path, paths: tuple[str, ...], *, options: Flat[PredictOptions] = PredictOptions()
 ) -> None:
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 

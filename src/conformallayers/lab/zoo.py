@@ -29,9 +29,7 @@ LIMITS = {
 
 
 def build_zoo(
-    runs: Sequence[str | os.PathLike[str]],
-    out: Path = FOLDER,
-    options: DataOptions = DATA,
+    runs: Sequence[str | os.PathLike[str]], out: Path = FOLDER, options: DataOptions = DATA
 ) -> list[Record]:
     """Write the fold of each run with its record, after checking that it is as accurate as the run."""
     records = []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
@@ -72,3 +73,13 @@ def test_a_model_of_no_known_images_needs_a_name() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro(), cl.Flatten())
     folded = cl.fold(model, (1, 8, 8))
     assert_says(lambda: evaluate.quantize_fold(folded), "images to calibrate with", "--images")
+
+
+def test_a_network_that_torch_fx_cannot_trace_has_no_fold() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+    found, scores = evaluate.accuracy_by_path(Branching(64, 10), load("digits"), (1, 8, 8))
+    assert (found["folded"], found["strategy"], len(scores)) == (None, None, 450)
+    assert 0 <= found["layers"] <= 1
