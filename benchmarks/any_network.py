@@ -1,4 +1,4 @@
-"""Time folds of re-parameterised networks against the same networks as torch exports them, in ONNX Runtime.
+"""Time folds of re-parameterized networks against the same networks as torch exports them, in ONNX Runtime.
 
     python benchmarks/any_network.py [--runs 30] [--side 224]
 

@@ -29,12 +29,12 @@ activations: dict[str, Callable[[], nn.Module]] = {
 for name, activation in activations.items():
     torch.manual_seed(0)
     model = network(activation)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(3):  # epochs
         for rows in train[torch.randperm(len(train))].split(64):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
     folded = cl.fold(model, (1, 8, 8))
     with torch.no_grad():
         accuracy = (folded(x[test]).argmax(1) == y[test]).float().mean()

@@ -24,12 +24,12 @@ model = nn.Sequential(
     nn.ReLU(),
     nn.Linear(64, 10),
 )
-optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for _ in range(10):  # epochs
     for rows in train[torch.randperm(len(train))].split(64):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
 
 folded = cl.fold(model, (1, 8, 8))  # a new module; the model stays as it is
 with torch.no_grad():

@@ -214,7 +214,7 @@ def test_what_a_model_must_be() -> None:
     assert "It is folded already: convert the model" in refusal_of(folded)[0]
     assert_says(lambda: cl.convert(model, (8, 8, 3)), "first axis: (3, 8, 8)?")
     lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU())
-    assert_says(lambda: cl.convert(lazy, SHAPE), "uninitialised parameters", "model(x)")
+    assert_says(lambda: cl.convert(lazy, SHAPE), "uninitialized parameters", "model(x)")
     assert_says(lambda: cl.convert(nn.Sequential(), SHAPE), "a model with layers")
 
     two = Written(lambda m, x: (x, x))

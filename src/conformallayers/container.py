@@ -64,7 +64,7 @@ class ConformalLayers(ConformalSequential):
     The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
     network of projective activations does not see the contrast of an image; an offset of the size of a typical
     norm keeps it. With ``unit="rms"`` every norm is a root mean square over the coefficients, so that the
-    entries of points are of order 1, as batch normalisation, learning rates and heads expect.
+    entries of points are of order 1, as batch normalization, learning rates and heads expect.
 
     Args:
         *modules: layers of supported kinds, or one ``OrderedDict`` of them.
@@ -190,7 +190,7 @@ class FoldCache:
 def must_run(module: nn.Module) -> bool:
     """Tell whether a layer must run, because a fold would lose part of its effect.
 
-    Such layers have hooks, or are a dropout or batch normalisation in training mode.
+    Such layers have hooks, or are a dropout or batch normalization in training mode.
     """
     if has_hooks(module) or has_global_hooks():
         return True

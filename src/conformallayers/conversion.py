@@ -63,7 +63,7 @@ class Converted(nn.Sequential):
 def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "pooling") -> Converted:
     """Return the conformal twin of a plain CNN, with its weights; the model is not changed.
 
-    Linear layers, normalisation, pooling, sums and concatenations stay what they are, in a
+    Linear layers, normalization, pooling, sums and concatenations stay what they are, in a
     :class:`ConformalLayers` with ``offset="learned"`` and ``unit="rms"``. Rectifiers stay as ends of stages where
     ``keep`` says so; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, everything after the
     last layer of maps once samples are vectors, stays a plain ``nn.Sequential`` after the division.
@@ -78,7 +78,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
             Its twin has the graph of evaluation mode, and the mode, dtype and device of the model.
         input_shape: of one sample, without the batch axis.
         keep: the rectifiers that stay: ``"all"``; ``"pooling"``, those next to a pooling or a layer with stride, before or after
-            it, with only normalisation or dropout between; ``"none"``; or a list of paths of modules. Functions and second calls
+            it, with only normalization or dropout between; ``"none"``; or a list of paths of modules. Functions and second calls
             of a module have the name that ``conversion`` shows.
 
     Returns:
@@ -290,7 +290,7 @@ def _chosen(graph: Graph, keep: str | tuple[str, ...], head: int) -> dict[int, t
 
 
 def _beside(graph: Graph, number: int) -> str | None:
-    """Return the pooling or stride next to a rectifier, seen through normalisation and dropout."""
+    """Return the pooling or stride next to a rectifier, seen through normalization and dropout."""
     nodes = graph.nodes
     after = _reached(graph, number, lambda n: [m for m in graph.readers[n] if m < len(nodes)])
     before = _reached(graph, number, lambda n: [m for m in nodes[n].sources if m != INPUT])

@@ -414,7 +414,7 @@ def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
     if layer.below_eps is not None and layer.below_eps > _MOST:
         share = f"{100 * layer.below_eps:.0f} % of the variances are below eps={layer.module.eps:g}"
         seen = f"{share}, their median is {layer.variance:.2g}"
-        why = "it divides by √eps and hardly normalises"
+        why = "it divides by √eps and hardly normalizes"
         remedy = 'Use unit="rms", or cl.Scale before it: docs/conformal-layers.md.'
         yield HealthWarning("variance below eps", (layer.path,), seen, why, remedy)
 

@@ -20,7 +20,7 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.forms import triangular_factor
-from conformallayers.folding.lower import LOWER, Lowering, add_flatten, lowers, normalised
+from conformallayers.folding.lower import LOWER, Lowering, add_flatten, lowers, normalized
 from conformallayers.folding.plan import Cost, Evaluation, Problem, Strategy
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.registry import SPECS, LayerSpec
@@ -225,10 +225,10 @@ class Halves(Strategy):
     def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
         rows, energies, images = add_flatten(builder, x), [], []
         for form in problem.forms:
-            factor, peak = normalised(triangular_factor(form))
+            factor, peak = normalized(triangular_factor(form))
             z = builder.add(layer.Matmul, rows, weight=builder.constant("factor", factor))
             energies.append((builder.add(point.SumSquares, z, name="n", weight=peak**2),))
-        matrix, gain = normalised(problem.matrix)
+        matrix, gain = normalized(problem.matrix)
         for half in matrix.tensor_split(2):
             weight_of = {"weight": builder.constant("half", half)}
             images.append(builder.add(layer.Matmul, rows, name="half", **weight_of))

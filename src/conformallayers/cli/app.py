@@ -94,7 +94,7 @@ def build_app() -> "App":
 
     app = App(
         name="conformallayers",
-        help="Train deep, run shallow: train, fold, measure, quantise and export networks.",
+        help="Train deep, run shallow: train, fold, measure, quantize and export networks.",
         version=__version__,
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(consume_multiple=True, negative_iterable=""),

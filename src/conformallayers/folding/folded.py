@@ -235,7 +235,7 @@ class Folded(RecipeModule):
         """
         sizes = self._size_sentence()
         if self.regions is None:
-            sizes += " A loaded or quantised fold does not record its affine regions."
+            sizes += " A loaded or quantized fold does not record its affine regions."
         return Explanation(self.plans, self.regions or (), sizes, details)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def stacked_layers(stage: RadialStage, group: int) -> Tensor:
 def triangular_factor(form: Tensor) -> Tensor:
     """Return L, upper triangular, with ``LᵀL = Q`` to a few roundings of float64.
 
-    To a singular form, the first of a few multiples of I is added with which the factorisation succeeds.
+    To a singular form, the first of a few multiples of I is added with which the factorization succeeds.
     """
     size, peak = len(form), float(form.diagonal().abs().max())
     if peak == 0:
@@ -150,7 +150,7 @@ def is_negligible(form: Tensor, error: Tensor, epsilon: float, unit: float) -> b
 def _positive_definite(form: Tensor) -> bool:
     """Prove that a symmetric matrix is positive definite, rounding included.
 
-    The backward error of a Cholesky factorisation is at most the trace times (n + 1) roundings (Rump,
+    The backward error of a Cholesky factorization is at most the trace times (n + 1) roundings (Rump,
     "Verification of positive definiteness", 2006); three more cover the shift.
     """
     size, unit = len(form), torch.finfo(form.dtype).eps / 2

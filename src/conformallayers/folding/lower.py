@@ -428,12 +428,12 @@ def add_flatten(builder: RecipeBuilder, value: str) -> str:
 
 def add_product(builder: RecipeBuilder, rows: str, matrix: Tensor) -> tuple[str, float]:
     """Append ``M x̂ / gain`` of a flat value; return its name and the gain."""
-    scaled, gain = normalised(matrix)
+    scaled, gain = normalized(matrix)
     weight = builder.constant("matrix", scaled.contiguous())
     return builder.add(layer.Matmul, rows, name="image", weight=weight), gain
 
 
-def normalised(array: Tensor) -> tuple[Tensor, float]:
+def normalized(array: Tensor) -> tuple[Tensor, float]:
     """Split an array into one with largest entry 1, and that entry as a float64 number."""
     peak = float(array.abs().max()) if array.numel() else 0.0
     return (array / peak, peak) if peak else (array, 1.0)

@@ -32,7 +32,7 @@ CALL = 3e-6  # seconds of any call at all
 LARGEST_SQUARED = 1e140  # numbers whose squares, summed over layers, fit into float64
 # The share of the rounding error that terms left out may take; a narrow band has the rest.
 TERMS = 0.25
-_FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
+_FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorization: about a second
 MOST_COEFFICIENTS = 8192  # coefficients of a sample; building a larger Q would not fit into memory
 EVAL_EFFORT = 4e9  # multiply-adds that the first call in eval() may spend on folding: half a second
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
@@ -142,7 +142,7 @@ class Problem:
         """Return L with ``LᵀL = Q`` of a form from the rows of its layers; None where Q must be summed up.
 
         Q has the square of the condition number of the rows, so summing it up loses digits. Rows are stacked
-        where they are few, or where no terms may be left out and a QR factorisation is quick.
+        where they are few, or where no terms may be left out and a QR factorization is quick.
         """
         rows, columns = self.stage.rows_of(group), math.prod(self.stage.input_shape)
         exact = self.dtype == torch.float64

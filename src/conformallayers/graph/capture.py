@@ -65,7 +65,7 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
         raise refusal(where, "a model with layers", "a Folded", "It is folded already.")
     if any(map(is_lazy, model.parameters())):
         remedy = "Run it once on a batch: model(x)."
-        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
+        raise refusal(where, "a model with weights", "uninitialized parameters", remedy)
     wrappers = torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel
     for path, module in model.named_modules():
         if isinstance(module, wrappers) or hasattr(module, "_orig_mod"):  # of torch.compile

@@ -291,7 +291,7 @@ _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
 
 
 def freeze(module: nn.Module, *, share: bool = False) -> nn.Module:
-    """Copy a module for evaluation, without parameters, parametrisations or hooks.
+    """Copy a module for evaluation, without parameters, parametrizations or hooks.
 
     Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
     copy; other hooks are left behind, see :func:`refuse_hooks`. With ``share`` the copy reads the memory of the module.
@@ -343,7 +343,7 @@ def _computes_weight(hook: Any) -> bool:
 
 
 def _store_weights(module: nn.Module) -> None:
-    """Replace parametrised and hooked weights by buffers, and drop all hooks."""
+    """Replace parametrized and hooked weights by buffers, and drop all hooks."""
     if parametrize.is_parametrized(module):
         # Not remove_parametrizations: it deletes properties of the class, which the copy shares
         # with the model itself.

@@ -43,7 +43,7 @@ class Network(
     library_name="conformallayers",
     license="apache-2.0",
     pipeline_tag="image-classification",
-    tags=["geometric-algebra", "re-parameterisation"],
+    tags=["geometric-algebra", "re-parameterization"],
     repo_url="https://github.com/conformallayers/conformallayers",
     docs_url="https://conformallayers.github.io/conformallayers",
 ):

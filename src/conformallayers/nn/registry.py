@@ -227,7 +227,7 @@ REFUSED: dict[type, str] = {
     nn.FractionalMaxPool2d: "Use nn.MaxPool2d or nn.LPPool2d(2, ...): its windows are random.",
     nn.FractionalMaxPool3d: "Use nn.MaxPool3d or nn.LPPool3d(2, ...): its windows are random.",
     **dict.fromkeys(
-        _NORMS, "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
+        _NORMS, "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalizes."
     ),
     nn.modules.lazy.LazyModuleMixin: "Give the number of input channels: bounds need the weights.",
     nn.Sequential: "Unpack it: cl.ConformalLayers(*inner, ...).",

@@ -420,7 +420,7 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
-    """Return U x for α: the module without its bias, with the normalisations its bound ignores."""
+    """Return U x for α: the module without its bias, with the normalizations its bound ignores."""
     if spec.identity_in_eval:
         return x
     if isinstance(module, BATCH_NORMS):

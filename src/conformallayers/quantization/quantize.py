@@ -1,4 +1,4 @@
-"""Post-training quantisation of a fold: 8-bit weights and features, calibrated on images."""
+"""Post-training quantization of a fold: 8-bit weights and features, calibrated on images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHERE = "quantize(folded, images)"
 
 
 def quantize(folded: Folded, images: Tensor) -> Folded:
-    """Quantise a fold to integers: 8-bit weights and features, 32-bit sums.
+    """Quantize a fold to integers: 8-bit weights and features, 32-bit sums.
 
     Torch, numpy, ONNX and C compute the same integers with it. Scales are calibrated on the images, which should
     resemble those to come and include no test image; a few hundred are enough. Energies and norms are computed

@@ -254,7 +254,7 @@ def test_a_failed_export_leaves_the_old_file(path: Path, monkeypatch: pytest.Mon
     net = network()
     path.write_bytes(b"the file before")
     with monkeypatch.context() as patched:
-        patched.setattr(exporter, "_serialised", lambda model: b"no model")
+        patched.setattr(exporter, "_serialized", lambda model: b"no model")
         with pytest.raises(cl.ConformalError, match="a valid model, got what onnx refuses"):
             export_onnx(net, path)
 

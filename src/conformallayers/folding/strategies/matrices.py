@@ -18,7 +18,7 @@ from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ..forms import is_negligible, row_order, triangular_factor
-from ..lower import add_flatten, add_product, add_reshape, normalised
+from ..lower import add_flatten, add_product, add_reshape, normalized
 from ..plan import TERMS, Cost, Evaluation, Problem, Strategy
 
 
@@ -47,7 +47,7 @@ class Dense(Strategy):
             factor = problem.factor(group)
             if factor is None:
                 factor = triangular_factor(problem.forms[group])
-            factor, peak = normalised(factor)
+            factor, peak = normalized(factor)
             z = builder.add(layer.Matmul, rows, weight=builder.constant("factor", factor))
             n = builder.add(point.SumSquares, z, name="n", weight=peak**2)
             energies.append((n,))
@@ -106,7 +106,7 @@ class Banded(Strategy):
         for index, form in enumerate(problem.forms):
             width = _proven_width(form, layout, problem)
             factor = _banded_factor(form, problem.factor(index), layout, width)
-            factor, peak = normalised(factor)
+            factor, peak = normalized(factor)
             full = layout.blocks - width
             band = builder.constant("band", _pack(factor, layout, width)[:full].contiguous())
             # The blocks of the last rows, whose windows would leave the image, are one matrix.

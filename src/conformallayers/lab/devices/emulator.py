@@ -100,7 +100,7 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
     command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
     _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
     text = _run([SIZE, "board.elf"], folder, "measure board.elf")
-    # Code with constants, initialised memory, which is copied from flash at the start, and other memory.
+    # Code with constants, initialized memory, which is copied from flash at the start, and other memory.
     code, data, bss = (int(word) for word in text.splitlines()[1].split()[:3])
     return code + data, data + bss
 

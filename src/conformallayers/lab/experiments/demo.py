@@ -64,9 +64,9 @@ def networks() -> dict[str, Any]:
 def train(model: nn.Module, data: Dataset, epochs: int) -> Iterator[Row]:
     """Train with Adam and a one-cycle learning rate; yield loss, rate and test accuracy of every epoch."""
     images = as_input(data.train_images, shape=SHAPE)
-    optimiser = torch.optim.Adam(model.parameters(), lr=_RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     steps = epochs * -(-len(images) // _BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
     loss_of = nn.CrossEntropyLoss(label_smoothing=_SMOOTHING)
     for epoch in range(epochs):
         model.train()
@@ -74,9 +74,9 @@ def train(model: nn.Module, data: Dataset, epochs: int) -> Iterator[Row]:
         for rows in torch.randperm(len(images)).split(_BATCH):
             (rate,) = schedule.get_last_lr()
             loss = loss_of(model(images[rows]), data.train_labels[rows])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
             total += float(loss.detach()) * len(rows)
         row = {"epoch": epoch + 1, "loss": total / len(images), "learning_rate": rate}

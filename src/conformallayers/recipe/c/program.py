@@ -235,7 +235,7 @@ class Program:
 
     @property
     def reads_bytes(self) -> bool:
-        """Whether only quantisation reads the image, so that it may consist of bytes."""
+        """Whether only quantization reads the image, so that it may consist of bytes."""
         readers = [self.recipe.operations[i] for i in self.readers.get(INPUT, ())]
         kinds = Quantize, QuantizePoint
         return bool(readers) and all(isinstance(op, kinds) for op in readers)

@@ -71,7 +71,7 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
     onnx = _package("onnx")
     model = onnx_model(folded.recipe, _newest() if opset is None else opset)
     onnx.helper.set_model_props(model, _metadata(folded))
-    replace_file(path, [_serialised(model)], lambda name: _check(onnx, name, folded))
+    replace_file(path, [_serialized(model)], lambda name: _check(onnx, name, folded))
 
 
 def onnx_model(recipe: Recipe, opset: int) -> Any:
@@ -166,7 +166,7 @@ def open_session(folded: RecipeModule, threads: int | None = None) -> Callable[[
     """
     _check_fold(folded)
     runtime = _package("onnxruntime", "Session")
-    data = _serialised(onnx_model(folded.recipe, _newest()))
+    data = _serialized(onnx_model(folded.recipe, _newest()))
     return _opened(runtime, data, threads)
 
 
@@ -204,7 +204,7 @@ def _metadata(folded: Any) -> dict[str, str]:
     }
 
 
-def _serialised(model: Any) -> bytes:
+def _serialized(model: Any) -> bytes:
     size = sum(len(array.raw_data) for array in model.graph.initializer)
     if size > _LARGEST:
         remedy = 'Fold with strategy="conv" or "layers".'

@@ -169,7 +169,7 @@ RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x
 def row_major(x: Tensor) -> Tensor:
     """Return x in row-major order, the strides of axes of size 1 too: (9, 1, 3, 1) of (C, 1, 3, 3) become (9, 9, 3, 1).
 
-    With the former torch convolves wrongly, and normalises groups with few digits.
+    With the former torch convolves wrongly, and normalizes groups with few digits.
     """
     return x.flatten().view(x.shape)
 
