@@ -85,6 +85,11 @@ FOLLOWING: list[tuple[nn.Module, bool]] = [
     (FirstMap(), True),
     (nn.Sequential(FirstMap(), nn.Unflatten(1, (1, 5))), False),
     (nn.LayerNorm(5), False),
+    # A pooling of one pixel, which merges into a factor.
+    (
+        nn.Sequential(nn.Conv2d(2, 2, 5), nn.ReLU(), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1)),
+        False,
+    ),
 ]
 
 

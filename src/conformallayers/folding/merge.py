@@ -252,7 +252,7 @@ class _Writer:
         whole = flat and form.kernel == before[1:] and not any(form.padding) and form.groups == 1
         injective = form.output_padding is not None or set(form.stride) <= {1}
         told = form.bias == "map" and injective and 1 not in after
-        if form.fixed and not (flat or told or form.is_diagonal):
+        if form.fixed and not (flat or told):
             # Samples of another size must not pass: the shape of the constant map does not tell them.
             value = self.builder.add(layer.Reshape, value, shape=before)
         if form.is_diagonal:
