@@ -249,7 +249,10 @@ def lower_stages(
         sources = [start if source < 0 else values[source] for source in node.sources]
         action, points = node.action, sources[0]
         if isinstance(action, HomogeneousMap):
-            values.append(_add_map(builder, action, points))
+            points = points.in_range(builder)  # LPPool squares its windows
+            z = Lowering(builder).module(points.z, action.module, action.output_shape)
+            bound, size = points.bound * action.bound, points.size * action.bound
+            values.append(replace(points, z=z, bound=bound, size=size))
         elif isinstance(action, Join):
             values.append(_add_join(builder, action, sources))
         elif isinstance(action, AffineStage):
@@ -268,14 +271,6 @@ def lower_stages(
         raise refusal(where, expected, f"one where {note}", 'Use strategy="auto".')
     output = _add_division(builder, graph, values[-1] if values else start)
     return builder.recipe(output), plans
-
-
-def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: PointValues) -> PointValues:
-    """Append a homogeneous map of z, in range because LPPool squares its windows."""
-    points = before.in_range(builder)
-    z = Lowering(builder).module(points.z, action.module, action.output_shape)
-    bound, size = points.bound * action.bound, points.size * action.bound
-    return replace(points, z=z, bound=bound, size=size)
 
 
 def _add_join(builder: RecipeBuilder, join: Join, sources: list[PointValues]) -> PointValues:

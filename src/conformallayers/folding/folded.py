@@ -284,11 +284,8 @@ class Folded(RecipeModule):
             return f"{only}."
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone
-                _run_resized(
-                    self.recipe,
-                    self,
-                    self.anchor.new_empty(1, *shape[:1], *(2 * n for n in shape[1:])),
-                )
+                x = self.anchor.new_empty(1, *shape[:1], *(2 * n for n in shape[1:]))
+                _run_resized(self.recipe, self, x)
         except Exception as error:  # code of the user, in calls
             return f"{only}: {first_line(error).rstrip('.')}."
         return "Takes other spatial sizes as well, if the model does."

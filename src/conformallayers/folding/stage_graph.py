@@ -228,7 +228,10 @@ def with_prefix(graph: Graph, part: Part, stages: StageGraph) -> tuple[int, Stag
         shapes = graph.shape(before) or (), node.shape or ()
         operators.insert(0, operator_of(frozen_wide(node.module), *shapes))
         norm_factor, first = norm_factor * factor, before
-    if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them
+    number = first
+    while number != INPUT and isinstance(graph.nodes[number].module, (Centre, Rescale)):
+        number = graph.nodes[number].sources[0]
+    if not operators or number != INPUT:  # behind another part, that part absorbs them
         return feed, stages
     return first, stages.with_prefix(tuple(operators), norm_factor)
 
@@ -239,13 +242,6 @@ def _norm_factor(graph: Graph, node: Node) -> float | None:
     if node.kind != "affine" or spec is None or spec.norm_factor is None or shape is None:
         return None
     return spec.norm_factor(node.module, shape)
-
-
-def _is_input(graph: Graph, number: int) -> bool:
-    """Tell whether a value is the input of the model, possibly minus a mean image."""
-    while number != INPUT and isinstance(graph.nodes[number].module, (Centre, Rescale)):
-        number = graph.nodes[number].sources[0]
-    return number == INPUT
 
 
 def with_heads(graph: Graph, part: Part, stages: StageGraph) -> list[tuple[int, StageGraph]]:

@@ -73,12 +73,10 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
             raise refusal(at, "a plain nn.Module", got, "Use the module that it was made of.")
         custom = type(module).forward is not ConformalSequential.forward
         if isinstance(module, ConformalSequential) and custom:
-            raise refusal(
-                f"{where} at {path or 'its root'}",
-                "the forward of ConformalLayers",
-                f"{type(module).__name__}, which overrides it",
-                "Put what it adds into a module around the ConformalLayers.",
-            )
+            got = f"{type(module).__name__}, which overrides it"
+            remedy = "Put what it adds into a module around the ConformalLayers."
+            place = f"{where} at {path or 'its root'}"
+            raise refusal(place, "the forward of ConformalLayers", got, remedy)
         if not keep_hooks:
             refuse_hooks(path, module)
     inputs = inspect.signature(model.forward).parameters.values()
@@ -131,12 +129,9 @@ class _Recorder(Runner):
             elif (
                 not run.issuperset(source.users) and self._versions(value) != self.versions[source]
             ):
-                raise refusal(
-                    call_text(node),
-                    "a layer that does not overwrite a value that is read again",
-                    "an in-place layer",
-                    "Use inplace=False, or a function that returns a new value.",
-                )
+                expected = "a layer that does not overwrite a value that is read again"
+                remedy = "Use inplace=False, or a function that returns a new value."
+                raise refusal(call_text(node), expected, "an in-place layer", remedy)
 
     def rename(self) -> None:
         """Let what reads an overwritten value read the node that wrote to it."""

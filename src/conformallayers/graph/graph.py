@@ -330,12 +330,9 @@ def refuse_hooks(path: str, module: nn.Module) -> None:
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     lost = sum(not _computes_weight(hook) for hook in hooks)
     if lost:
-        raise refusal(
-            f"{type(module).__name__} at position {path}" if path else type(module).__name__,
-            "a module without forward hooks",
-            f"{lost} of them, which a folded copy would lose",
-            "Remove them first: handle.remove().",
-        )
+        where = type(module).__name__ + f" at position {path}" * bool(path)
+        expected, remedy = "a module without forward hooks", "Remove them first: handle.remove()."
+        raise refusal(where, expected, f"{lost} of them, which a folded copy would lose", remedy)
 
 
 def _computes_weight(hook: Any) -> bool:

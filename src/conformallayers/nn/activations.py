@@ -160,19 +160,15 @@ class RadialActivation(nn.Module):
         """Map a batch of points; alpha must be a number."""
         where = f"{type(self).__name__} called on its own"
         if not isinstance(self.alpha, float):
-            raise refusal(
-                where,
-                "alpha as a number",
-                f'alpha="{self.alpha}"',
-                "Put it into cl.ConformalLayers after the layers that bound it, or give a number.",
+            remedy = (
+                "Put it into cl.ConformalLayers after the layers that bound it, or give a number."
             )
+            raise refusal(where, "alpha as a number", f'alpha="{self.alpha}"', remedy)
         if not input.is_floating_point() or input.dim() < 2:
-            raise refusal(
-                where,
-                "a batch of points as a floating-point tensor",
-                f"{input.dtype} of shape {tuple(input.shape)}",
-                "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
-            )
+            expected = "a batch of points as a floating-point tensor"
+            got = f"{input.dtype} of shape {tuple(input.shape)}"
+            remedy = "Add the batch axis with x.unsqueeze(0), or convert it with x.float()."
+            raise refusal(where, expected, got, remedy)
         one = input.new_ones(input.shape[0], dtype=wide_dtype(input.device))
         q = squared_norm(input) / self.alpha**2
         return scale_samples(input, self.activate(q, one, self.alpha)[0])
@@ -290,10 +286,8 @@ def _checked_alpha(name: str, alpha: Any) -> str | float:
     if isinstance(alpha, str) and alpha in _MODES:
         return alpha
     if not is_real(alpha) or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
-        raise refusal(
-            f"{name}(alpha=...)",
-            f'None, "young", "spectral", "learned" or a number in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]',
-            repr(alpha),
-            "Leave alpha out to use the bound of the layers before it.",
-        )
+        limits = f"a number in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]"
+        expected = f'None, "young", "spectral", "learned" or {limits}'
+        remedy = "Leave alpha out to use the bound of the layers before it."
+        raise refusal(f"{name}(alpha=...)", expected, repr(alpha), remedy)
     return float(alpha)

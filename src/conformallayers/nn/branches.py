@@ -334,12 +334,9 @@ def _check_activation(path: str, module: RadialActivation) -> None:
         raise refusal(where, "an activation with a growth", got, remedy)
     problem = module.fault()
     if problem is not None:
-        raise refusal(
-            where,
-            "a positive growth(q) of + - * / sqrt exp log tanh, 1 at q = 0, and a slope > 0",
-            f"{module_type.__name__} with {problem}",
-            "See cl.RadialActivation.",
-        )
+        expected = "a positive growth(q) of + - * / sqrt exp log tanh, 1 at q = 0, and a slope > 0"
+        got = f"{module_type.__name__} with {problem}"
+        raise refusal(where, expected, got, "See cl.RadialActivation.")
 
 
 class _Checking(Flow[None]):

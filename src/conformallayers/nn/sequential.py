@@ -184,24 +184,21 @@ class ConformalSequential(nn.Sequential):
 
     def _check(self, name: str, module: Any) -> None:
         if not isinstance(module, nn.Module):
-            raise refusal(
+            where, remedy = (
                 f"ConformalLayers at position {name}",
-                SUPPORTED_KINDS,
-                repr(module),
-                "Pass modules, or one OrderedDict of modules.",
+                "Pass modules, or one OrderedDict.",
             )
+            raise refusal(where, SUPPORTED_KINDS, repr(module), remedy)
         passed = [a for path, child in modules_in(name, module) for a in check_module(path, child)]
         spectral = [act for act in passed if getattr(act, "alpha", None) == "spectral"]
         others = {
             m for key, part in self._modules.items() if key != name and part for m in part.modules()
         }
         if len(set(spectral)) < len(spectral) or others & set(spectral):
-            raise refusal(
-                f"ConformalLayers at position {name}",
-                f'one place for each {type(spectral[0]).__name__}(alpha="spectral")',
-                "one that is used twice",
-                "Create a second one: each stores the norm of the layers before it.",
-            )
+            where = f"ConformalLayers at position {name}"
+            expected = f'one place for each {type(spectral[0]).__name__}(alpha="spectral")'
+            remedy = "Create a second one: each stores the norm of the layers before it."
+            raise refusal(where, expected, "one that is used twice", remedy)
 
     def _check_batch(self, input: Tensor) -> None:
         if not isinstance(input, Tensor) or not input.is_floating_point():
@@ -211,19 +208,13 @@ class ConformalSequential(nn.Sequential):
             raise refusal("ConformalLayers", "a floating-point tensor", got, remedy)
         parameter = next(self.parameters(), None)
         if parameter is not None and parameter.dtype != input.dtype and not autocasts(input):
-            raise refusal(
-                "ConformalLayers",
-                f"an input of the parameters' dtype {parameter.dtype}",
-                str(input.dtype),
-                "Convert the input, or the model with model.to(x.dtype).",
-            )
+            expected = f"an input of the parameters' dtype {parameter.dtype}"
+            remedy = "Convert the input, or the model with model.to(x.dtype)."
+            raise refusal("ConformalLayers", expected, str(input.dtype), remedy)
         if input.dim() < 2 or 0 in input.shape[1:]:
-            raise refusal(
-                "ConformalLayers",
-                "a batch of samples, each with at least one coefficient",
-                f"an input of shape {tuple(input.shape)}",
-                "Add the batch axis with x.unsqueeze(0).",
-            )
+            expected = "a batch of samples, each with at least one coefficient"
+            got, remedy = f"shape {tuple(input.shape)}", "Add the batch axis with x.unsqueeze(0)."
+            raise refusal("ConformalLayers", expected, got, remedy)
 
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
