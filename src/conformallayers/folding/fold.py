@@ -102,6 +102,9 @@ def fold(
         expected, remedy = "a floating-point torch.dtype", "Try torch.float32."
         raise refusal("fold(dtype=...)", expected, repr(dtype), remedy)
     device = torch.device("cpu") if parameter is None else parameter.device
+    if device.type == "meta":
+        expected, remedy = "a model with values", "Load its weights before the fold."
+        raise refusal("fold(model)", expected, "one on meta", remedy)
     settings = Settings(dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, settings)
