@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 import conformallayers as cl
 from conformallayers import session
 from oracle import randomise
+from support import assert_says
 
 ENGINES = ["onnxruntime", "torch", "numpy"]
 
@@ -211,3 +213,27 @@ def test_without_onnxruntime_it_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(cl.MissingExtra, match=r"cl.Session needs onnxruntime.*\[onnx\]"):
         cl.Session(fold(), engine="onnxruntime")
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_several_outputs_are_refused_by_name(kind: type, tmp_path: Path) -> None:
+    class Several(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"a": x, "b": 2 * x} if kind is dict else (x, 2 * x)
+
+    folded = cl.fold(Several(), (1, 4, 4))
+    got = f"one output, got {'a dict' if kind is dict else '2 outputs'}. Return one tensor."
+    for run in (
+        lambda: cl.Session(folded),
+        lambda: cl.export_c(folded, tmp_path),
+        lambda: cl.export_onnx(folded, tmp_path / "net.onnx"),
+        lambda: cl.save(folded, tmp_path / "net.safetensors"),
+        lambda: cl.quantize(folded, torch.rand(2, 1, 4, 4)),
+    ):
+        assert_says(run, got)
+
+
+def test_it_prints_its_engine_and_knows_names_of_the_zoo() -> None:
+    assert "(3,), dtype=torch.float32" in repr(cl.Session(fold(), engine="torch"))
+    assert "engine='torch'" in repr(cl.Session(fold(), engine="torch"))
+    assert_says(lambda: cl.Session("mnist-nano"), "cl.zoo.load('mnist-nano')")

@@ -21,6 +21,8 @@ from .functional import full_precision
 from .recipe.numpy.network import Network, check_batch
 from .recipe.onnx.export import check_engine, open_session
 from .recipe.places import Array
+from .recipe.recipe import SEVERAL, unsupported
+from .zoo.catalogue import network_files
 
 Engine = Callable[[Array], Array]
 T = TypeVar("T", Array, Tensor)
@@ -95,6 +97,9 @@ class Session:
         """Copy and pickle the fold; the engine is built again."""
         return partial(Session, engine=self.engine, threads=self.threads), (self.folded,)
 
+    def __repr__(self) -> str:
+        return f"Session({self.folded.extra_repr()}, engine={self.engine!r})"
+
     def __call__(self, x: T) -> T:
         """Run a batch; a tensor gives a tensor, an array an array."""
         if not isinstance(x, Tensor):
@@ -136,6 +141,9 @@ class Session:
 def _fold(folded: Any) -> Folded:
     """Return a fold that every engine can read, or refuse it."""
     if isinstance(folded, (str, os.PathLike)):
+        if str(folded) in network_files() and not os.path.exists(folded):
+            remedy = f"Load it with cl.zoo.load({str(folded)!r})."
+            raise refusal("Session", "a Folded or a path", "the name of a network", remedy)
         folded = load(folded)
     if not isinstance(folded, Folded):
         remedy = "Fold it first: cl.Session(cl.fold(model, input_shape))."
@@ -146,4 +154,7 @@ def _fold(folded: Any) -> Folded:
     if folded.dtype not in _DTYPES:
         got, remedy = str(folded.dtype), "Fold with dtype=torch.float32."
         raise refusal("Session", "a fold in float32 or float64", got, remedy)
+    for operation in folded.recipe.operations:
+        if getattr(operation, "what", "").startswith(SEVERAL):
+            raise unsupported(operation, "Session", "")
     return folded

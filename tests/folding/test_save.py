@@ -104,7 +104,7 @@ def wide() -> cl.Folded:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: registered("layers"), "got Own. Fold the layers before it alone"),
+        (lambda: registered("layers"), "got Own. Fold only the layers before it"),
         (wide, "on meta"),
         (lambda: net("chain"), r"expected a Folded, got ConformalLayers\. Fold a model first"),
     ],

@@ -158,7 +158,7 @@ def test_a_layer_without_a_lowering_row_runs_in_torch_alone(
     folded = cl.fold(layered, SHAPE, strategy="layers")
     assert_folds_exactly(layered, folded)
     for leave in ways_out(folded, tmp_path):
-        assert_says(leave, "Diagonal", 'strategy="dense"')
+        assert_says(leave, "Diagonal", "Fold only the layers before it")
     assert list(tmp_path.iterdir()) == []
     assert_runs(cl.fold(layered, SHAPE, strategy="dense"), tmp_path)
 

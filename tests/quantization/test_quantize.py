@@ -129,7 +129,7 @@ class Own(nn.Module):
         (lambda net: cl.fold(net(), (1, 8, 8), strategy="banded"), ("got banded_form", '"conv"')),
         (
             lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
-            ("sin()", "run the rest after the fold"),
+            ("sin()", "Fold only the layers before it"),
         ),
         (lambda net: cl.fold(net(), (1, 8, 8), dtype=torch.float16), ("float32 or float64",)),
         (lambda net: net(), ("a Folded", "Fold it first")),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import refusal
 from ..recipe.file import DTYPES, Stored, read_file, typed, write_file
 from ..recipe.layer_operations import Call
-from ..recipe.recipe import TORCH_ONLY
+from ..recipe.recipe import unsupported
 from .folded import Folded
 from .plan import Plan
 
@@ -59,8 +59,7 @@ def save(
     recipe = folded.recipe
     for operation in recipe.operations:
         if isinstance(operation, Call):  # of a module, and a file holds no code
-            expected = "operations that a file can describe"
-            raise refusal("save(folded)", expected, operation.what, TORCH_ONLY)
+            raise unsupported(operation, "save(folded)", "operations that a file can describe")
     kinds = recipe.fixed_dtypes()
     recipe = recipe.with_constants(lambda name, array: _array(name, array, kinds.get(name)))
     stored = Stored(

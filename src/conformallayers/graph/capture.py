@@ -19,6 +19,7 @@ from ..nn.functions import Batch, Replacement, call_text, modules_of
 from ..nn.layers import Channels
 from ..nn.registry import by_axis, shape_after
 from ..nn.sequential import ConformalSequential
+from ..recipe.recipe import SEVERAL
 from .graph import INPUT, CompositeLayers, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 
@@ -339,7 +340,8 @@ class _Reader:
             expected, got = "a model whose outputs depend on its input", type(result).__name__
             raise refusal("fold(model)", expected, got, ONE_BY_ONE)
         name = self.nodes.of_function("output")
-        return self.nodes.append(Node(name, "other", module, sources, None, None, "", "return"))
+        text = SEVERAL + ("a dict" if isinstance(result, dict) else f"{len(result)} outputs")
+        return self.nodes.append(Node(name, "other", module, sources, None, None, "", text))
 
     def _single(
         self, node: fx.Node, build: Callable[[fx.Graph, Callable[[fx.Node], fx.Node]], Any]

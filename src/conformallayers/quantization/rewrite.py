@@ -100,13 +100,8 @@ class Quantizer:
                 self._readers[name].append(op)
 
     def quantized(self) -> Recipe:
-        """Rewrite all operations; refuse what int8 lacks, all at once."""
-        operations = self.recipe.operations
-        calls = dict.fromkeys(op.what for op in operations if isinstance(op, layer.Call))
-        if calls:
-            remedy = "Fold the layers before the first, and run the rest after the fold."
-            raise _refusal(", ".join(calls), remedy)
-        for op in operations:
+        """Rewrite all operations; refuse what int8 lacks."""
+        for op in self.recipe.operations:
             if type(op) in RUN:
                 RUN[type(op)](op, self)
             elif op.keeps_integers:
@@ -120,6 +115,8 @@ class Quantizer:
 
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
+        if isinstance(op, layer.Call):
+            RUN.check(op, "quantize(folded)")
         if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
             raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         inputs = [self.number(name) for name in op.inputs]

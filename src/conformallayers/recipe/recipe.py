@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
-from ..errors import refusal, shape_text
+from ..errors import ConformalError, refusal, shape_text
 from ..utils.text import Block, Printed
 
 INPUT = "x"  # the name of the input value
@@ -28,10 +28,8 @@ Run = Callable[..., Any]  # (operation, holder of the constants, *input values) 
 Positive = Annotated[int, 1]
 Size = Annotated[int, 0]
 
-TORCH_ONLY = (
-    "Fold the layers before it alone, cl.fold(model.part, shape), or a ConformalLayers around a registered "
-    'layer with strategy="dense".'
-)
+SEVERAL = "return of "  # begins the name of the call that returns several outputs
+TORCH_ONLY = "Fold only the layers before it: cl.fold(model.part, shape)."
 
 
 def constant(*, optional: bool = False, dtype: str | None = None) -> Any:
@@ -139,8 +137,16 @@ class Runtime(dict[type[Operation], Run]):
     def check(self, operation: Operation, where: str) -> None:
         """Raise ConformalError for an operation that the runtime lacks."""
         if type(operation) not in self:
-            got = getattr(operation, "what", operation.kind)
-            raise refusal(where, f"operations supported by {self.name}", got, TORCH_ONLY)
+            raise unsupported(operation, where, f"operations supported by {self.name}")
+
+
+def unsupported(operation: Operation, where: str, expected: str) -> ConformalError:
+    """Build the error of an operation that only torch has."""
+    got = getattr(operation, "what", operation.kind)
+    if not got.startswith(SEVERAL):
+        return refusal(where, expected, got, TORCH_ONLY)
+    got = got.removeprefix(SEVERAL)
+    return refusal(where, "a network with one output", got, "Return one tensor.")
 
 
 def expect(condition: object, complaint: str) -> None:
