@@ -212,3 +212,36 @@ def test_equal_numbers_have_one_fingerprint(dtype: torch.dtype) -> None:
             found.add(fingerprint(model))
         assert len(found) == 1
     assert fingerprint(model) != fingerprint(model.double().half())
+
+
+def kinds(folded: cl.Folded) -> list[str]:
+    return [operation.kind for operation in folded.recipe.operations]
+
+
+def test_models_on_meta_are_refused() -> None:
+    with pytest.raises(cl.ConformalError, match="a model with values, got one on meta"):
+        cl.fold(nn.Linear(2, 2, device="meta"), (2,))
+
+
+def test_a_fold_inside_a_model_becomes_part_of_its_fold() -> None:
+    part = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 1))
+    net = nn.Sequential(randomise(part, 1), nn.ReLU(), nn.Conv2d(2, 3, 1))
+    model = nn.Sequential(cl.fold(net, (1, 6, 6)), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Softmax(1))
+    folded, x = cl.fold(model, (1, 6, 6)), samples((1, 6, 6), torch.float32)
+    assert "call" not in kinds(folded)
+    assert list(folded.plans) == ["0 0"]
+    torch.testing.assert_close(folded(x), model(x))
+    small = cl.quantize(model[0], torch.rand(8, 1, 6, 6))
+    assert kinds(cl.fold(nn.Sequential(small), (1, 6, 6))) == ["call"]  # integers stay integers
+
+
+def test_explain_names_layers_and_those_that_only_torch_has() -> None:
+    layers = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(nn.Sequential(*layers), nn.Conv2d(4, 2, 3))
+    explained = cl.fold(model, (2, 8, 8)).explain()
+    assert [region.start for region in explained.regions] == ["0.0", "0.3"]
+    assert "ONNX, C and int8 refuse: GroupNorm at 0.2." in str(explained)
+    whole = cl.fold(
+        cl.ConformalLayers(cl.Conv2d(2, 4, 3), nn.ReLU(), cl.Conv2d(4, 4, 3)), (2, 8, 8)
+    )
+    assert {region.start for region in whole.explain().regions} == {""}

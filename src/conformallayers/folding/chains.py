@@ -363,6 +363,7 @@ class Region:
         output_shape: of one sample.
         cost_before, cost_after: multiply-adds of one sample, and weights.
         reasons: why operations that are left were not merged, a clause each.
+        start: the first value; in a fold the module or function that makes it.
     """
 
     before: tuple[str, ...]
@@ -371,6 +372,7 @@ class Region:
     cost_before: MergeCost
     cost_after: MergeCost
     reasons: tuple[str, ...] = ()
+    start: str = ""
 
 
 def regions_of(
@@ -395,7 +397,7 @@ def regions_of(
         kinds = [tuple(kind for step in steps for kind in _kinds(step)) for steps in (old, new)]
         texts = [reasons[step.outputs[0]] for step in new if step.outputs[0] in reasons]
         shape = shapes[old[-1].outputs[0]]
-        reached = _cost(new, shapes), tuple(dict.fromkeys(texts))
+        reached = _cost(new, shapes), tuple(dict.fromkeys(texts)), old[0].outputs[0]
         found.append(Region(kinds[0], kinds[1], shape, cost, *reached))
     return tuple(found)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from ..nn.registry import find_spec, held_tensors
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe import recipe as recipes
+from ..recipe.integer_operations import integer_values
 from ..recipe.recipe import Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule, placed
 from .folded import Folded
@@ -114,7 +116,7 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
     """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape, share=True)
     builder, plans = RecipeBuilder(shape), dict[str, Plan]()
-    values = {INPUT: recipes.INPUT}
+    values, paths = {INPUT: recipes.INPUT}, dict[str, str]()
     if graph.fixed:  # a reshape does not let samples of another size pass
         values[INPUT] = builder.add(layer.Reshape, recipes.INPUT, shape=shape)
     parts: dict[
@@ -126,16 +128,26 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
         parts[end] = start, stages
     inside = {number for end, (start, _) in parts.items() for number in between(graph, start, end)}
     for number, node in enumerate(graph.nodes):
+        start = len(builder.operations)
         if number in parts:
-            start, stages = parts[number]
+            source, stages = parts[number]
             recipe, own = _lower_accurately(stages, settings)
             _refuse_overflow(recipe, settings)
-            values[number] = builder.splice(recipe, values[start])
+            values[number] = builder.splice(recipe, values[source])
             plans |= own
         elif number not in inside:
             sources = [values[source] for source in node.sources]
-            values[number] = _lower_node(builder, graph, node, sources)
+            module: Any = node.module
+            fits = isinstance(module, Folded) and module.input_shape == graph.shape(node.sources[0])
+            if fits and not integer_values(module.recipe.operations):
+                values[number] = builder.splice(module.recipe, sources[0])
+                plans |= {f"{node.name} {name}".strip(): p for name, p in module.plans.items()}
+            else:
+                values[number] = _lower_node(builder, graph, node, sources)
+        added = (name for op in builder.operations[start:] for name in op.outputs)
+        paths |= dict.fromkeys(added, stages.path if number in parts else node.name)
     merged, regions = merge(builder.recipe(values[graph.output]), settings.dtype)
+    regions = tuple(replace(region, start=paths.get(region.start, "input")) for region in regions)
     merged = _apart(placed(merged, settings.dtype, settings.device), model)
     return Folded(merged, settings.dtype, plans, fingerprint(model), regions)
 
@@ -338,7 +350,7 @@ def _lower_node(builder: RecipeBuilder, graph: Graph, node: Node, sources: list[
         layer.Call,
         *sources,
         module=builder.module("module", module),
-        what=node.call[:_LONGEST],
+        what=node.call[:_LONGEST] + f" at {node.path}" * bool(node.path),
         result=node.row,
         by_sample=apart and fits,
     )

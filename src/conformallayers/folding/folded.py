@@ -101,9 +101,10 @@ class Explanation(Printed, dict[str, Plan]):
         regions: Sequence[Region] = (),
         sizes: str = "",
         details: bool = False,
+        calls: tuple[str, ...] = (),
     ) -> None:
         super().__init__(plans)
-        self.regions, self.sizes, self.details = tuple(regions), sizes, details
+        self.regions, self.sizes, self.details, self.calls = tuple(regions), sizes, details, calls
 
     def _blocks(self) -> Iterator[Block]:
         if self.details or len(self) == 1:
@@ -117,9 +118,12 @@ class Explanation(Printed, dict[str, Plan]):
         if self and shown:
             yield ""
         if shown:
-            header = ["region", "output", "multiply-adds", "weights", "not merged further"]
+            header = ["region", "from", "output", "multiply-adds", "weights", "not merged further"]
             yield Table(header, [_region_row(region, self.details) for region in shown])
             yield _totals(self.regions, len(self.regions) - len(shown))
+        if self.calls:
+            names = ", ".join(self.calls)
+            yield f"Called in torch; files, ONNX, C and int8 refuse: {names}."
         if shown or not self:
             yield self.sizes
 
@@ -139,6 +143,7 @@ def _region_row(region: Region, details: bool) -> list[str]:
     more = len(region.reasons) - len(reasons)
     return [
         before if before == after else f"{before} → {after or 'nothing'}",
+        region.start,
         shape_text(region.output_shape),
         _change(region.cost_before.work, region.cost_after.work),
         _change(region.cost_before.stored, region.cost_after.stored),
@@ -234,9 +239,11 @@ class Folded(RecipeModule):
             details: print all candidates of every stage, every reason, and regions of a single operation too.
         """
         sizes = self._size_sentence()
+        operations = self.recipe.operations
+        calls = dict.fromkeys(op.what for op in operations if isinstance(op, layer.Call))
         if self.regions is None:
             sizes += " A loaded or quantized fold does not record its affine regions."
-        return Explanation(self.plans, self.regions or (), sizes, details)
+        return Explanation(self.plans, self.regions or (), sizes, details, tuple(calls))
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""
