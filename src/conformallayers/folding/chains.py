@@ -210,9 +210,9 @@ def worth_merging(links: Sequence[Link], one: Link) -> str | None:
 def _dearer(one: MergeCost, apart: MergeCost) -> str | None:
     """Return why one operation costs more than several; None if it does not."""
     if one.work > apart.work:
-        return f"merged, they would take {count(one.work)} multiply-adds instead of {count(apart.work)}"
+        return f"merging would take {count(one.work)} multiply-adds, not {count(apart.work)}"
     if one.total > apart.total:
-        return f"merged, they would have {count(one.weights)} weights instead of {count(apart.weights)}"
+        return f"merging would take {count(one.weights)} weights, not {count(apart.weights)}"
     return None
 
 

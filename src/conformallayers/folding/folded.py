@@ -53,7 +53,7 @@ class Quantization(Printed):
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 
 
-_FIXED = "it is exact for one shape, where control flow, padding before a bias or a factor of a whole map depend on the size"
+_FIXED = "control flow, padding before a bias, or a factor for a whole map depends on the size"
 
 
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:
@@ -286,7 +286,7 @@ class Folded(RecipeModule):
     def _size_sentence(self) -> str:
         """Say whether the fold takes other spatial sizes, or what fixes the size: run it for twice the size."""
         shape = self.input_shape
-        only = f"Takes samples of shape {shape_text(shape)} only"
+        only = f"Takes {shape_text(shape)} only"
         if len(shape) < 2:
             return f"{only}."
         try:
