@@ -161,6 +161,8 @@ def test_channels_last_and_checkpoints_of_activations() -> None:
         ({"kind": "chains"}, 'Did you mean "chain"'),
         ({"width": 0.5}, "a number from 1 to 16"),
         ({"only": ["0.conv"]}, "names of convolutions"),
+        ({"only": ["head"]}, r"got 'head'\. The model has 0, 3\.a, 3\.b, 3\.deep, 6\."),
+        ({"only": []}, "convolutions to expand, got none"),
     ],
 )
 def test_refusals(options: dict[str, object], expected: str) -> None:
@@ -171,3 +173,10 @@ def test_refusals(options: dict[str, object], expected: str) -> None:
 def test_an_expanded_model_is_not_expanded_again() -> None:
     with pytest.raises(cl.ConformalError, match="collapse"):
         cl.expand(cl.expand(_network()))
+
+
+def test_models_without_layers_to_expand_are_refused() -> None:
+    with pytest.raises(cl.ConformalError, match=r"got none\. Linear layers are expanded if only="):
+        cl.expand(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    with pytest.raises(cl.ConformalError, match="a model with layers, got a Folded"):
+        cl.expand(cl.fold(_network(), (3, 16, 16)))

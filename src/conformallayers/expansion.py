@@ -18,6 +18,7 @@ from .utils.text import Block, Printed, Table, count, suggest
 
 Only = Callable[[str, nn.Module], bool] | Iterable[str]
 _WIDEST = 16.0
+_NAMED = 5  # layers that an error lists
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +73,9 @@ def expand(
     """
     _check(model, kind, width)
     chosen = _chosen(model, only)
+    if not chosen:
+        remedy = "Linear layers are expanded if only=... names them."
+        raise refusal("expand(model)", "convolutions to expand", "none", remedy)
     bigger = copy.deepcopy(model)
     replaced: dict[int, Expanded] = {}
     tied: dict[int, Expanded] = {}  # by the weight that layers share
@@ -109,6 +113,9 @@ def collapse(model: nn.Module) -> nn.Module:
 def _check(model: object, kind: object, width: object) -> None:
     if not isinstance(model, nn.Module):
         raise refusal("expand(model)", "an nn.Module", type(model).__name__, "Pass the model.")
+    if hasattr(model, "recipe"):
+        remedy = "Expand the model, train it, and fold it then."
+        raise refusal("expand(model)", "a model with layers", "a Folded", remedy)
     if any(isinstance(module, Expanded) for module in model.modules()):
         remedy = "Expand the plain model: cl.expand(cl.collapse(model), ...)."
         raise refusal("expand(model)", "a plain model", "an expanded one", remedy)
@@ -131,13 +138,9 @@ def _chosen(model: nn.Module, only: Only | None) -> set[str]:
     names = {only} if isinstance(only, str) else set(only)
     unknown = sorted(names - found.keys())
     if unknown:
-        expected, remedy = "names of convolutions or linear layers", suggest(unknown[0], found)
-        raise refusal(
-            "expand(only=...)",
-            expected,
-            repr(unknown[0]),
-            remedy.strip() or "See model.named_modules().",
-        )
+        expected, named = "names of convolutions or linear layers", ", ".join([*found][:_NAMED])
+        remedy = suggest(unknown[0], found).strip() or f"The model has {named or 'none'}."
+        raise refusal("expand(only=...)", expected, repr(unknown[0]), remedy)
     return names
 
 
