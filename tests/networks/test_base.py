@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from conformallayers import networks
+from conformallayers.errors import ConformalError
 
 hub = pytest.importorskip("huggingface_hub")
 CASES: dict[str, Callable[[], nn.Module]] = {
@@ -84,3 +85,8 @@ def test_without_the_extra_it_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("conformallayers[hub]") == 3
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ConformalError, match=r"got 'classes'\. .* Did you mean \"num_classes\"\?"):
+        networks.StageNet("micro", classes=3)

@@ -210,6 +210,8 @@ def test_other_files_are_told_apart(path: Path) -> None:
     torch.save(nn.Linear(2, 2).state_dict(), path)
     refused(path, "such as torch.save writes. Read it with torch.load, and fold the model")
     refused(Path("/proc/self/mem"), "damaged file or another")
+    path.write_text("label,score\n" * 9)
+    refused(path, "another kind of file. cl.load reads files of cl.save only")
     for inside in (b"", b"{}", b"[" * 10**5, b'{"a": [' + b"[]," * 10**6 + b"0]}"):
         path.write_bytes(struct.pack("<Q", len(inside)) + inside)
         refused(path, "expected")

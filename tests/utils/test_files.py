@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conformallayers.errors import ConformalError
 from conformallayers.utils.files import is_unfinished, replace_file, staged_files
 
 
@@ -57,3 +58,10 @@ def test_an_error_names_the_file_that_was_asked_for() -> None:
     with pytest.raises(OSError, match=r"/proc/net\.safetensors") as caught:
         replace_file("/proc/net.safetensors", [b""])
     assert caught.value.filename == "/proc/net.safetensors"
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConformalError, match=r"^write .*: expected a file or a free name, got a fol"
+    ):
+        replace_file(tmp_path, [b"new"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import is_real, missing_extra, refusal
+from ..utils.text import suggest
 
 IMAGE_SHAPE = (3, 32, 32)
 
@@ -67,6 +68,9 @@ class Network(
         except TypeError:  # __init__ raises it again, in its own words
             return network
         bound.apply_defaults()
+        for option in bound.arguments.get("factory", {}).keys() - {"device", "dtype"}:
+            remedy = f"Others are device and dtype.{suggest(option, signature.parameters)}"
+            raise refusal(cls.__name__, "options of the network", repr(option), remedy)
         network.arguments = {
             name: tuple(value) if isinstance(value, list) else value  # JSON has no tuples
             for name, value in list(bound.arguments.items())[1:]

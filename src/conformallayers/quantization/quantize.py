@@ -83,7 +83,8 @@ def _checked(folded: Any, images: Any) -> Tensor:
         expected = f"a tensor of images {shape}, floats as the network was trained on"
         named = isinstance(images, Tensor)
         got = f"{images.dtype} {tuple(images.shape)}" if named else type(images).__name__
-        raise refusal(_WHERE, expected, got, _IMAGES)
+        remedy = "Convert it with torch.from_numpy(x)." if got == "ndarray" else _IMAGES
+        raise refusal(_WHERE, expected, got, remedy)
     x: Tensor = images.detach().to(device="cpu", dtype=folded.dtype)
     if not bool(x.isfinite().all()) or not x.any():
         got = "zeros alone" if x.isfinite().all() else f"some that are not finite in {x.dtype}"

@@ -121,7 +121,10 @@ def read_file(path: Path) -> Stored:
     except Exception as error:  # of safetensors, a system file, JSON, checks, or an operation's own
         got, remedy = f"a damaged file or another one ({error!s:.120})", _AGAIN
         with suppress(OSError), open(name, "rb") as file:
-            if file.read(4) == b"PK\x03\x04":
+            head = file.read(9)  # a number of 8 bytes, and JSON
+            if head[8:] != b"{":
+                got, remedy = "another kind of file", "cl.load reads files of cl.save only."
+            if head[:4] == b"PK\x03\x04":
                 got = "a zip archive, such as torch.save writes"
                 remedy = "Read it with torch.load, and fold the model: cl.fold(model, input_shape)."
         raise refusal(f"load({name})", "a whole file of cl.save", got, remedy) from error

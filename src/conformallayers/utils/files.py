@@ -109,5 +109,5 @@ def _mode(path: Path) -> int | None:
         return None
     if not stat.S_ISREG(before):
         expected, remedy = "a file or a free name", "Give the path of a file."
-        raise refusal(f"save({os.fspath(path)})", expected, kind_of_file(before), remedy)
+        raise refusal(f"write {os.fspath(path)}", expected, kind_of_file(before), remedy)
     return stat.S_IMODE(before)

@@ -228,7 +228,11 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     fold.constants.matrix[0, 0] = float("inf")
     with pytest.raises(ConformalError, match=r"expected finite weights.*infinity in matrix"):
         export(fold, target)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConformalError, match=r"expected a folder, got the file .*file\. Give the"):
+        export(Fold(network()), tmp_path / "file")
+    assert "cl_model.c (not written)\n" in str(export(Fold(network()), target, report=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

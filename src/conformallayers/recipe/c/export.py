@@ -67,6 +67,9 @@ def export_c(
     """
     _check(folded, name, optimize)
     target, program = Path(folder), _program(folded, name, optimize)
+    if target.is_file():
+        remedy = "Give the folder to write the files to."
+        raise refusal("export_c(folder=...)", "a folder", f"the file {target}", remedy)
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
@@ -78,6 +81,7 @@ def export_c(
         work_bytes=4 * max(1, program.work_size),
         caller_bytes=4 * (prod(folded.input_shape) + prod(folded.output_shape)),
         multiply_adds=program.multiply_adds,
+        written=not report,
     )
     if not report:
         _write_files(folded, program, result)

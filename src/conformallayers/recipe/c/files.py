@@ -35,6 +35,7 @@ class CExport:
         caller_bytes: of one image and its outputs in float32, which the caller has.
         multiply_adds: of one image.
         makefile, example: the files of an example, or None.
+        written: whether the files were written.
     """
 
     header: Path
@@ -47,6 +48,7 @@ class CExport:
     multiply_adds: int
     makefile: Path | None = None
     example: Path | None = None
+    written: bool = True
 
     @property
     def ram_bytes(self) -> int:
@@ -55,7 +57,8 @@ class CExport:
 
     def __str__(self) -> str:
         files = (self.header, self.source, self.makefile, self.example)
-        return f"{', '.join(str(path) for path in files if path)}\n{self.report}"
+        names = ", ".join(str(path) for path in files if path)
+        return f"{names}{'' if self.written else ' (not written)'}\n{self.report}"
 
     __repr__ = __str__
 
