@@ -110,7 +110,8 @@ class Banded(Strategy):
             full = layout.blocks - width
             band = builder.constant("band", _pack(factor, layout, width)[:full].contiguous())
             # The blocks of the last rows, whose windows would leave the image, are one matrix.
-            ends = factor[full * layout.size :, full * layout.size :].T.contiguous()
+            ends = factor[full * layout.size :, full * layout.size :].T
+            ends = ends.clone(memory_format=torch.contiguous_format)  # also if there are none
             last = builder.constant("last", ends)
             fields = {"band": band, "last": last, "size": layout.size, "width": width}
             n = builder.add(point.BandedForm, rows, name="n", weight=peak**2, **fields)
