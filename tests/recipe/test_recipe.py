@@ -143,7 +143,7 @@ def test_a_runtime_refuses_operations_that_it_lacks() -> None:
     run.runs(point.Divide)(lambda op, holder, v, tau, m: v)
     run.check(point.Divide(("v", "tau", "m"), ("y",), scale=1.0), "run")
     with pytest.raises(
-        ConformalError, match=r"operations supported by lists, got slice\. Fold the layers"
+        ConformalError, match=r"operations supported by lists, got slice\. Fold only the layers"
     ):
         run.check(layer.Slice(("x",), ("y",), axis=0, start=0, stop=1), "run")
 

@@ -138,4 +138,4 @@ def test_report_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert "report --results: expected a folder with results, got" in shown.err
     assert shown.out == f"Wrote {tmp_path / 'new' / 'page.html'}\n"
-    assert f"save({tmp_path}): expected a file or a free name, got a folder" in shown.err
+    assert f"write {tmp_path}: expected a file or a free name, got a folder" in shown.err
