@@ -27,7 +27,7 @@ nitpicky = True  # a name that leads nowhere is a warning
 _OUTSIDE = r"(torch|numpy|pathlib|os|collections|rich|nn)\..*|Tensor|Array|tuple\[str"
 # Types without a page of their own, in the signatures of documented names.
 _INTERNAL = (
-    r".*\.(Operation|RecipeModule|session\.T|mixin\.N|TrainConfig|Candidate|Step|Finding|Cost)"
+    r".*\.(Operation|RecipeModule|session\.T|mixin\.N|TrainConfig|Candidate|Step|(Merge)?Cost)"
 )
 nitpick_ignore_regex = [("py:class", _OUTSIDE), ("py:class", _INTERNAL)]
 
