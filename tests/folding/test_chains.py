@@ -132,3 +132,5 @@ def test_explain_has_a_line_for_each_region() -> None:
     assert lines[4].startswith("2 regions: ")
     assert lines[5] == "Takes other spatial sizes as well, if the model does."
     assert (len(lines), folded.strategy) == (6, "merged")
+    alone = cl.fold(nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), (4, 12, 12))
+    assert str(alone.explain()).startswith("No affine layers are adjacent: nothing merges. Takes ")

@@ -66,7 +66,9 @@ def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
     if not fixed:
         torch.testing.assert_close(folded(large), model(large))
         return
-    with pytest.raises(cl.ConformalError, match=r"control flow, padding .* depends on the size"):
+    with pytest.raises(
+        cl.ConformalError, match=r"control flow, a constant map .* depends on the size"
+    ):
         folded(large)
 
 

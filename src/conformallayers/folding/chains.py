@@ -491,6 +491,6 @@ def _sum_reason(
         else:
             chains.append(LinkChain(held.inputs[0], held.link.input_shape, (held.link,)))
     if len({chain.source for chain in chains}) > 1:
-        return "a sum of different values"
+        return "the terms of the sum come from different values"
     both = added(chains, step.outputs[0])
     return both if isinstance(both, str) else ""

@@ -74,14 +74,14 @@ def fold(
     Args:
         model: any module that torch.fx can trace.
         input_shape: of one sample, without the batch axis.
-        strategy: ``"auto"`` takes the fastest accurate one, by counts of work. By name, where it applies:
+        strategy: ``"auto"`` takes the accurate one of the lowest estimated cost. By name, where it applies:
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"conv"`` (composed kernels along the cheapest route),
-            ``"layers"`` (no folding, only α and factors resolved).
+            ``"layers"`` (one by one, with all factors merged into weights).
         dtype: of the result; None takes that of the model's first parameter.
 
     Returns:
-        A :class:`Folded` module. ``print(folded.explain())`` tells what was chosen and why,
-        ``print(folded.recipe)`` what runs.
+        A :class:`Folded` module. ``print(folded.explain())`` shows what merged and why the rest did not,
+        ``print(folded.recipe)`` the operations that run.
 
     Examples:
         >>> import conformallayers as cl

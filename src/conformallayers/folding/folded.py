@@ -53,7 +53,7 @@ class Quantization(Printed):
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 
 
-_FIXED = "control flow, padding before a bias, or a factor for a whole map depends on the size"
+_FIXED = "control flow, a constant map or a computed factor depends on the size"
 
 
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:
@@ -89,9 +89,9 @@ Self = TypeVar("Self", bound="Folded")
 
 
 class Explanation(Printed, dict[str, Plan]):
-    """The plan of each stage by its path, and what became of each region of affine layers.
+    """The plan of each stage by its path, and the operations of each region of affine layers before and after.
 
-    Prints as a line for each stage and region; with ``details`` also all candidates, all reasons and regions of a
+    Prints one line for each stage and region; ``details`` adds all candidates, all reasons and regions of a
     single operation.
     """
 
@@ -123,7 +123,7 @@ class Explanation(Printed, dict[str, Plan]):
             yield _totals(self.regions, len(self.regions) - len(shown))
         if self.calls:
             names = ", ".join(self.calls)
-            yield f"Called in torch; files, ONNX, C and int8 refuse: {names}."
+            yield f"Runs in torch only; files, ONNX, C and int8 refuse: {names}."
         if shown or not self:
             yield self.sizes
 
@@ -233,7 +233,7 @@ class Folded(RecipeModule):
         return Quantization(**stored) if numbers else None
 
     def explain(self, details: bool = False) -> Explanation:
-        """Return the choice for every stage and region with its costs and reason; prints as tables.
+        """Return what became of every stage and region, with costs and reasons; prints as tables.
 
         Args:
             details: print all candidates of every stage, every reason, and regions of a single operation too.
@@ -243,6 +243,8 @@ class Folded(RecipeModule):
         calls = dict.fromkeys(op.what for op in operations if isinstance(op, layer.Call))
         if self.regions is None:
             sizes += " A loaded or quantized fold does not record its affine regions."
+        elif not any(len(region.before) > 1 for region in self.regions):
+            sizes = f"No affine layers are adjacent: nothing merges. {sizes}"
         return Explanation(self.plans, self.regions or (), sizes, details, tuple(calls))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -371,7 +371,7 @@ def _choice(
     if inaccurate:
         return best.name, f"{', '.join(sorted(inaccurate))} is {_INACCURATE}"
     if best.seconds >= _WORTH_IT * layers.seconds:
-        return "layers", "no folded form would be faster by a tenth"
+        return "layers", "no fold would be a tenth faster"
     chosen = STRATEGIES[best.name]
     if chosen.effort(problem) > effort:
         work = count(chosen.effort(problem))
