@@ -57,13 +57,13 @@ class ConformalLayers(ConformalSequential):
     In training mode the layers run one by one. In evaluation mode, without gradients to trainable
     parameters, the first call for an input shape folds them into one linear map and one quadratic
     form; later calls reuse the fold until a parameter, a buffer, an attribute of a layer or the list of
-    layers changes. Every call compares them with a copy; :func:`conformallayers.fold` is the way without that cost.
+    layers changes. Every call compares them with a copy; a fold of :func:`conformallayers.fold` avoids that cost.
     At most 32 folds and 64 MiB are kept. Both modes give the same numbers. A sample of
     zeros gives zeros; a sample with NaN or infinity gives NaN and does not affect others.
 
     The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
-    network of projective activations does not see the contrast of an image; an offset of the size of a typical
-    norm keeps it. With ``unit="rms"`` every norm is a root mean square over the coefficients, so that the
+    network of projective activations is invariant to the contrast of an image; with an offset about as large as a
+    typical norm, contrast counts. With ``unit="rms"`` every norm is a root mean square over the coefficients, so
     entries of points are of order 1, as batch normalization, learning rates and heads expect.
 
     Args:

@@ -63,15 +63,14 @@ class Converted(nn.Sequential):
 def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "pooling") -> Converted:
     """Return the conformal twin of a plain CNN, with its weights; the model is not changed.
 
-    Linear layers, normalization, pooling, sums and concatenations stay what they are, in a
-    :class:`ConformalLayers` with ``offset="learned"`` and ``unit="rms"``. Rectifiers stay as ends of stages where
-    ``keep`` says so; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, everything after the
-    last layer of maps once samples are vectors, stays a plain ``nn.Sequential`` after the division.
+    Linear layers, normalization, pooling, sums and concatenations are kept, in a
+    :class:`ConformalLayers` with ``offset="learned"`` and ``unit="rms"``. ``keep`` chooses the rectifiers that stay and end
+    stages; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, from the layer
+    where samples become vectors or the first that a ConformalLayers cannot hold, stays a plain ``nn.Sequential``.
 
-    Weights are copied, numbers are not all kept. A point is x/t with ``t = √(mean x² + offset²)``. Biases and BatchNorms act
-    on the point exactly, and rectifiers and pooling commute with the division, so that with ``keep="all"`` the twin of
-    x is the model of x/t: ``twin(x) = model(x / t)``. A ReSPro instead of a rectifier computes something else, a rescaling of
-    the whole sample: fine-tune.
+    The weights are copied, but outputs change. A point is x/t with ``t = √(mean x² + offset²)``. Biases and BatchNorms act
+    on the point, and rectifiers and pooling commute with the division, so with ``keep="all"`` the twin computes
+    ``twin(x) = model(x / t)``. A ReSPro rescales the whole sample instead of rectifying: fine-tune.
 
     Args:
         model: an ``nn.Sequential`` or any module that torch.fx can trace, with one input and one output, in any mode.
@@ -82,7 +81,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
             of a module have the name that ``conversion`` shows.
 
     Returns:
-        A :class:`~conformallayers.conversion.Converted` model. ``print(twin.conversion)`` lists what became of every layer.
+        A :class:`~conformallayers.conversion.Converted` model. ``print(twin.conversion)`` lists every layer and its replacement.
 
     Raises:
         ConformalError: one error with a table of everything that cannot be converted.

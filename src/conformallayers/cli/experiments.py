@@ -25,7 +25,7 @@ experiment = App(name="experiment", help="Run the experiments; interrupted ones 
 
 
 def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20) -> None:
-    """Train small networks plain, expanded and conformal on digits, fold them, and show what runs where.
+    """Train small networks on digits, plain, expanded and conformal; fold them and time every runtime.
 
     Args:
         out: Folder for figures and metrics.json.
@@ -92,7 +92,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL, or one of your own: FILE.py:NAME.
-        dataset: mnist, fashion-mnist, cifar10, digits, or a folder with a sub-folder a class.
+        dataset: mnist, fashion-mnist, cifar10, digits, or a folder with one sub-folder per class.
     """
     from ..lab.experiments.sweep import run_sweep
 

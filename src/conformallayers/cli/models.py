@@ -191,7 +191,7 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     if options.labels is not None:
         labels = tuple(options.labels.read_text("utf-8", errors="replace").splitlines())
         if (len(labels),) != folded.output_shape:
-            expected, remedy = f"a label for each of {folded.output_shape}", "Give one a line."
+            expected, remedy = f"a label for each of {folded.output_shape}", "Write one per line."
             raise refusal(
                 f"{command} --labels {options.labels}", expected, f"{len(labels)}", remedy
             )

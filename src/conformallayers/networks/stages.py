@@ -93,8 +93,8 @@ class StageNet(Network):
         rectifier: of the channels that are not signed: ``"norm"`` (Euclidean norm of windows), ``"max"``
             pooling, or ``"relu"`` or ``"abs"`` followed by average pooling.
         signed: the share of channels that are averaged without a rectifier, from 0 to below 1.
-        respro: whether a projective ReSPro ends the linear part of every stage. Its α is 1, as the kernels learn
-            their scale, which the BatchNorm behind it removes again.
+        respro: whether a projective ReSPro ends the linear part of every stage. Its α is 1, because the kernels learn
+            their scale, which the following BatchNorm removes again.
         offset, unit: those of :class:`conformallayers.ConformalLayers`.
 
     Examples:

@@ -32,7 +32,7 @@ class RadialActivation(nn.Module):
     at q = 0, made of + − × ÷, powers, sqrt, exp, log and tanh. Folds hold it as a formula, which every
     runtime evaluates. A stack folds to one quadratic form for each activation and a scalar recurrence.
 
-    The other class attributes are claims that folds rely on; each is False unless it can be proved.
+    Folds rely on the other class attributes: leave each False unless it is proved.
 
     Attributes:
         slope: the factor of a short point, in units of 1/α.

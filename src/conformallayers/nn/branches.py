@@ -223,7 +223,7 @@ class Parallel(Composite):
 
 
 class Split(Composite):
-    """Pass groups of channels through modules of their own, and concatenate the results.
+    """Apply one module to each group of channels, and concatenate the results.
 
     The result has the coordinate of the first group.
 

@@ -69,7 +69,7 @@ class Formula:
         functions: Mapping[str, Callable[..., Any]],
         number: Callable[[float], Any] = float,
     ) -> Any:
-        """Return the value, given those of variables.
+        """Return the value for the given variables.
 
         Args:
             values: of the variables.

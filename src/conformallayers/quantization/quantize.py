@@ -28,7 +28,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     """Quantize a fold to integers: 8-bit weights and features, 32-bit sums.
 
     Torch, numpy, ONNX and C compute the same integers with it. Scales are calibrated on the images, which should
-    resemble those to come and include no test image; a few hundred are enough. Energies and norms are computed
+    resemble later inputs and include no test image; a few hundred are enough. Energies and norms are computed
     from integers, t is one float64 number for each sample, and the outputs are floats. NaN is read as 0.
     docs/deploy.md explains the arithmetic.
 

@@ -1,4 +1,4 @@
-"""The demo: train networks plain, expanded and conformal on digits, fold them, and show what runs where."""
+"""The demo: train networks on digits, plain, expanded and conformal, fold them and time every runtime."""
 
 from __future__ import annotations
 
