@@ -86,6 +86,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "largest": (lambda m, y: torch.amax(y, (2, 3), keepdim=True), ["adaptive_max_pool"]),
     "clamp": (lambda m, y: y.clamp(min=0), ["elementwise"]),
     "interpolate": (lambda m, y: F.interpolate(y, scale_factor=2), ["upsample"]),
+    "smoothed": (lambda m, y: F.interpolate(y, scale_factor=0.5, mode="bilinear", antialias=True), ["call"]),
     "pad": (lambda m, y: F.pad(y, (1, 1)), ["pad"]),
     "dropout": (lambda m, y: F.dropout(y, 0.5, m.training).contiguous(), []),
     "in place": (lambda m, y: F.relu_(y).add_(1), ["elementwise", "add_constant"]),

@@ -87,7 +87,7 @@ def call_text(node: fx.Node) -> str:
     return f"{name}({', '.join([*values, *named])})"
 
 
-_IGNORED = ("input", "inplace", "_stacklevel", "antialias", "out")
+_IGNORED = ("input", "inplace", "_stacklevel")
 _Row = Callable[[Call], nn.Module | Replacement | None]  # a module alone reads the first argument
 _ROWS: dict[Any, _Row] = {}
 
@@ -145,7 +145,6 @@ _SPATIAL = {
 }
 for _n, (_function, (_kind, _names)) in product((1, 2, 3), _SPATIAL.items()):
     _rows(getattr(F, f"{_function}{_n}d"))(_module(getattr(nn, f"{_kind}{_n}d"), _names))
-_SIZES = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 _rows(torch.relu, F.relu, torch.relu_, "relu", "relu_")(_module(nn.ReLU))
 _rows(torch.abs, operator.abs, "abs")(_module(Abs))
 _rows(F.leaky_relu)(_module(nn.LeakyReLU, ("negative_slope",)))
@@ -162,7 +161,6 @@ _rows(F.hardswish)(_module(nn.Hardswish))
 _rows(F.hardsigmoid)(_module(nn.Hardsigmoid))
 _rows(F.pixel_shuffle)(_module(nn.PixelShuffle, ("upscale_factor",)))
 _rows(F.pixel_unshuffle)(_module(nn.PixelUnshuffle, ("downscale_factor",)))
-_rows(F.interpolate)(_module(nn.Upsample, _SIZES))
 _rows("contiguous", "clone", "detach")(_module(nn.Identity))
 
 
@@ -175,6 +173,13 @@ def _clamp(call: Call) -> nn.Module | None:
     if high is None:
         return nn.ReLU() if low == 0 else None
     return nn.Hardtanh(low, high) if low is not None and low < high else None
+
+
+@_rows(F.interpolate)
+def _interpolate(call: Call) -> nn.Module | None:
+    names = "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias"
+    given = call.arguments(*names)
+    return None if given.pop("antialias", False) else nn.Upsample(**given)
 
 
 @_rows(F.pad)
