@@ -106,6 +106,14 @@ def test_a_tail_that_is_not_linear_is_not_absorbed() -> None:
         cl.testing.assert_folds(model, (1, 8, 8), strategy=name)
 
 
+@pytest.mark.parametrize("strategy", ["auto", "layers"])
+def test_a_part_with_a_bias_of_nan_is_refused_by_its_path(strategy: str) -> None:
+    model = nn.Sequential(cl.ConformalLayers(cl.ReSPro(1.0), nn.Linear(4, 2)))
+    model.get_parameter("0.1.bias").data[1] = torch.nan
+    with pytest.raises(cl.ConformalError, match=r"at 0: .* torch.float32 .* NaN .* Check its w"):
+        cl.fold(model, (4,), strategy=strategy)
+
+
 @pytest.mark.parametrize("name", ["2.weight", "2.bias"])
 def test_a_layer_with_nan_is_not_absorbed(name: str) -> None:
     part = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro())

@@ -132,7 +132,7 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
         if number in parts:
             source, stages = parts[number]
             recipe, own = _lower_accurately(stages, settings)
-            _refuse_overflow(recipe, settings)
+            _refuse_overflow(recipe, settings, stages.path)
             values[number] = builder.splice(recipe, values[source])
             plans |= own
         elif number not in inside:
@@ -192,12 +192,16 @@ def fingerprint(model: nn.Module) -> str | None:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _refuse_overflow(recipe: Recipe, settings: Settings) -> None:
+def _refuse_overflow(recipe: Recipe, settings: Settings, path: str = "") -> None:
     """Refuse constants that leave the range of the dtype."""
     for name, array in recipe.constants.items():
         if not bool((array.abs() <= torch.finfo(settings.dtype).max).all()):
-            where, got = f'fold(strategy="{settings.strategy}")', f"NaN or infinity in {name}"
-            raise refusal(where, "numbers within range", got, 'Use strategy="layers".')
+            where, got = (
+                "ConformalLayers" + f" at {path}" * bool(path),
+                f"NaN or infinity in {name}",
+            )
+            remedy = 'Check its weights; if they are finite, fold with strategy="layers".'
+            raise refusal(where, f"a fold that {settings.dtype} can hold", got, remedy)
 
 
 def _lower_accurately(graph: StageGraph, settings: Settings) -> tuple[Recipe, dict[str, Plan]]:
