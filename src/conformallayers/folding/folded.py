@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -51,8 +51,6 @@ class Quantization(Printed):
 
 
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
-
-
 _FIXED = "control flow, a constant map or a computed factor depends on the size"
 
 
@@ -83,9 +81,6 @@ def _run_resized(recipe: Recipe, holder: Any, x: Tensor) -> Tensor:
         for name in dropped:
             del values[name]
     return values[recipe.output]
-
-
-Self = TypeVar("Self", bound="Folded")
 
 
 class Explanation(Printed, dict[str, Plan]):
@@ -270,7 +265,7 @@ class Folded(RecipeModule):
         except Exception as error:  # code of the user, in calls
             raise self._wrong_shape(x, first_line(error)) from error
 
-    def train(self: Self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""
         return super().train(False)
 

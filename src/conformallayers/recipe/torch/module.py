@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from ..file import describe
 from ..recipe import CHUNK_BYTES, INPUT, Recipe, Shape
 from .operations import RUN, row_major
 
-Self = TypeVar("Self", bound="Constants")
-
 
 class Constants(nn.Module):
     """The constants of a recipe as buffers; fixed ones keep their dtype when the module is converted."""
@@ -30,7 +28,7 @@ class Constants(nn.Module):
         self.fixed = frozenset(fixed)
         self._buffers.update(arrays)  # register_buffer refuses the name of a method, such as "half"
 
-    def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Convert every constant; fixed ones change their device alone."""
         kept = {name: self._buffers[name] for name in self.fixed}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
