@@ -40,7 +40,7 @@ def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers
     """Build [layer, ReSPro, a linear part, ReSPro] with the next two ways to get α.
 
     Where all strategies are tried, images stay images: some strategies want them to the end. The
-    others start with one more ReSPro: behind it the layer runs with a factor in its weight.
+    others start with one more ReSPro: after it the layer runs with a factor in its weight.
     """
     layer = case.build()
     with torch.no_grad():

@@ -301,7 +301,7 @@ def test_those_beside_a_pooling_stay() -> None:
         nn.ConvTranspose2d(4, 4, 2, stride=2),
     ],
 )
-def test_before_and_behind(neighbour: nn.Module) -> None:
+def test_before_and_after(neighbour: nn.Module) -> None:
     through = nn.BatchNorm2d(4), nn.Dropout2d(0.1), nn.Identity()
     conv = nn.Conv2d(4, 4, 3, padding=1)
     name = type(neighbour).__name__
@@ -309,8 +309,8 @@ def test_before_and_behind(neighbour: nn.Module) -> None:
     twin = cl.convert(before, SHAPE)
     assert replaced(twin) == ["7"]
     assert twin.conversion.changes[1].reason == f"before {name} 5"
-    behind = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), conv, neighbour, *through, nn.PReLU())
-    twin = cl.convert(behind, SHAPE)
+    after = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), conv, neighbour, *through, nn.PReLU())
+    twin = cl.convert(after, SHAPE)
     assert replaced(twin) == ["1"]
     assert twin.conversion.changes[7].reason == f"after {name} 3"
 

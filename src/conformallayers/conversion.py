@@ -134,14 +134,14 @@ class _Twin:
     def build(self) -> Converted:
         """Return the twin."""
         modes = {part: part.training for module in self.modules for part in module.modules()}
-        # α = 1 keeps points behind a BatchNorm, of root mean square 1, as long as they are.
+        # α = 1 keeps points after a BatchNorm, of root mean square 1, as long as they are.
         replaced = [
             module if self.chosen.get(number, (True, ""))[0] else ReSPro(1.0, projective=True)
             for number, module in enumerate(self.modules)
         ]
         chain = [(_key(self.graph, n), m, n >= self.head) for n, m in _chain(self.graph, replaced)]
         features, head = (
-            OrderedDict((key, m) for key, m, behind in chain if behind == side)
+            OrderedDict((key, m) for key, m, in_head in chain if in_head == side)
             for side in (False, True)
         )
         twin = Converted()
@@ -194,10 +194,10 @@ def _trainable(node: Node, copied: Mapping[str, nn.Module], training: bool) -> n
 
 
 def _head(graph: Graph) -> int:
-    """Return the first node behind the division; the number of all nodes if there is no head.
+    """Return the first node after the division, or the number of nodes if there is no head.
 
-    The head begins behind the last layer of maps, where samples are vectors or the first module stands that
-    a ConformalLayers cannot hold. In a model of vectors every layer with weights counts as a layer of maps.
+    The head begins after the last layer of maps: at the first vector, or at the first module that a
+    ConformalLayers cannot hold. In a model of vectors every layer with weights counts as a layer of maps.
     """
     nodes = graph.nodes
     specs = [find_spec(node.module) for node in nodes]

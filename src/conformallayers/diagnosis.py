@@ -272,7 +272,7 @@ def _measured(graph: Graph, x: Tensor) -> tuple[tuple[PartHealth, ...], Any]:
 def _passed(
     module: Any, p: Tensor, t: Tensor, alpha: float | None, rms: bool
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return points and coordinates behind a module, and what is measured at it."""
+    """Return points and coordinates after a module, and the measurements at it."""
     if isinstance(module, RadialActivation):
         alpha, arriving = alpha or 1.0, _lengths(p, rms)
         factor, after = module.activate((arriving / alpha) ** 2, t, alpha)
@@ -358,7 +358,7 @@ def _of_part(part: PartHealth) -> Iterator[HealthWarning]:
             why = "all later values are NaN, and so are all gradients"
             remedy = "Its weights are finite: scale its inputs or its weights down."
             yield HealthWarning("non-finite", (layer.path,), seen, why, remedy)
-            return  # all numbers behind it mean nothing
+            return  # all later numbers mean nothing
         if isinstance(layer.module, RadialActivation):
             yield from _of_activation(layer, layer.module, part.unit)
         yield from _of_norm(layer)

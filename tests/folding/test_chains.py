@@ -25,7 +25,7 @@ norm, half = nn.BatchNorm2d, nn.AvgPool2d(2)
 
 # Layers for (4, 8, 8), and the operations that are left of them.
 RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
-    "pixels behind a pool cost less": ([conv(4, 8), half], ["avg_pool", "conv"]),
+    "pixels after a pool cost less": ([conv(4, 8), half], ["avg_pool", "conv"]),
     "factors pass a pool to a product": (
         [nn.ReLU(), norm(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)],
         ["elementwise", "adaptive_avg_pool", "reshape", "matmul"],
@@ -72,7 +72,7 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         [conv(4, 1), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(1, 1), nn.Linear(1, 8, bias=False)],
         ["conv", "max_pool", "reshape", "matmul", "matmul"],
     ),
-    "a product behind a pool and a flattening": (
+    "a product after a pool and a flattening": (
         [nn.Flatten(1, 2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 1)],
         ["reshape", "reshape", "adaptive_avg_pool", "matmul"],
     ),

@@ -186,7 +186,7 @@ def test_without_an_accurate_strategy_the_first_choice_stays() -> None:
 @pytest.mark.parametrize("strategy", ["auto", "layers", "conv", "dense"])
 @pytest.mark.parametrize("size", [1.0, 1e6])
 @pytest.mark.parametrize("bias", [False, True])
-def test_tiny_points_behind_a_published_activation_keep_their_squares(
+def test_tiny_points_after_a_published_activation_keep_their_squares(
     bias: bool, size: float, strategy: str
 ) -> None:
     # t of the first activation is of the size of ‖x‖², so the points are of the size of 1/‖x‖.

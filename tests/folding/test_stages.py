@@ -161,7 +161,7 @@ def test_values_with_one_coordinate_are_joined_as_they_are() -> None:
 
 
 def shifted(pool: nn.Module, *, padding: int, factor: float = 1.0) -> cl.ConformalLayers:
-    """A BatchNorm behind a map, before convolutions of which the first one pads."""
+    """A BatchNorm after a map, before convolutions of which the first one pads."""
     model = cl.ConformalLayers(
         *(cl.Conv2d(2, 4, 3), cl.ReSPro(projective=True), pool, nn.BatchNorm2d(4)),
         *(cl.Conv2d(4, 6, 3, padding=padding), cl.Conv2d(6, 5, 1, bias=True)),

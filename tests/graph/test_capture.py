@@ -125,7 +125,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "channels last": (lambda m, y: y.permute(0, 2, 3, 1).relu().transpose(-1, 1), ["permute", "elementwise", "permute"]),
     "pool of (B, H, W)": (lambda m, y: F.max_pool2d(y[:, 0], 2), ["call", "call"]),
     "batch on two axes": (lambda m, y: torch.relu(y[:, 0] + y[:, :1]).sum(1), ["call", "slice", "call", "call", "call"]),
-    "batch behind": (lambda m, y: y.flatten(1).transpose(0, 1).relu().T, ["reshape", "call", "call", "call"]),
+    "batch last": (lambda m, y: y.flatten(1).transpose(0, 1).relu().T, ["reshape", "call", "call", "call"]),
     "in place and read again": (lambda m, y: F.relu(y, inplace=True) + y * 2, ["elementwise", "multiply"]),
     "module in place and read again": (lambda m, y: m.relu(y).add_(1) + y, ["elementwise", "add_constant", "add"]),
     "in place, then its own identity": (same_after, ["elementwise"]),
@@ -235,7 +235,7 @@ def test_pieces_leave_the_statistics_of_a_batch_alone() -> None:
 
 
 class Enlarged(nn.Module):
-    """A layer with an argument beside its input, behind a folded part."""
+    """A layer with an argument beside its input, after a folded part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,8 +288,8 @@ def test_a_softmax_of_the_batch_is_not_cut_into_chunks(head: nn.Module) -> None:
     part = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
     assert not cl.fold(nn.Sequential(part, nn.Flatten(), head), (3, 8, 8)).recipe.by_sample
     assert cl.fold(nn.Sequential(part, nn.Flatten(), nn.Softmax(1)), (3, 8, 8)).recipe.by_sample
-    behind = Model(lambda m, y: torch.softmax(y.flatten(1), 0))
-    assert not cl.fold(behind, SHAPE).recipe.by_sample
+    after = Model(lambda m, y: torch.softmax(y.flatten(1), 0))
+    assert not cl.fold(after, SHAPE).recipe.by_sample
 
 
 def test_a_batch_axis_in_the_input_shape_is_named() -> None:

@@ -49,7 +49,7 @@ def test_random_branches_agree_with_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_spectral_radius_behind_a_join_is_the_same_everywhere(dtype: torch.dtype) -> None:
+def test_spectral_radius_after_a_join_is_the_same_everywhere(dtype: torch.dtype) -> None:
     block = cl.Residual(cl.Linear(4, 4), cl.ReSPro(projective=True))
     model = cl.ConformalLayers(
         cl.Linear(4, 4), block, cl.Linear(4, 3), cl.ReSPro("spectral", projective=True)

@@ -115,7 +115,7 @@ def check(model: cl.ConformalLayers, x: Tensor) -> None:
 
 
 def stack(case: Case, turn: int) -> cl.ConformalLayers:
-    """Build [layer, ReSPro, map, linear, ReSPro]: behind the map the factor is still pending."""
+    """Build [layer, ReSPro, map, linear, ReSPro]: after the map the factor is still pending."""
     module = case.build()
     with torch.no_grad():
         size = module(torch.zeros(2, *case.input_shape))[0].numel()

@@ -83,7 +83,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class LinkChain:
-    """Links that are not written yet, behind a value that is."""
+    """Links that are not written yet, after a value that is."""
 
     source: str
     shape: Shape  # of the source
@@ -91,7 +91,7 @@ class LinkChain:
 
     @property
     def output_shape(self) -> Shape:
-        """The shape behind the last link."""
+        """The shape after the last link."""
         return self.links[-1].output_shape if self.links else self.shape
 
     @property
@@ -142,7 +142,7 @@ def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> MergeCost:
 
 
 def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | None:
-    """Return a product behind a flattening as one window, and factors behind a permutation before it."""
+    """Return a product after a flattening as one window, and factors after a permutation before it."""
     operation = last.operations[-1] if last.operations else None
     if isinstance(operation, layer.Reshape) and link.form is not None and not link.rows:
         whole = window(link.form, last.input_shape)
@@ -165,7 +165,7 @@ def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | N
 
 
 def _by_row(last: Link, link: Link) -> Link:
-    """Return a factor for all numbers as one for the last axis, behind a link whose channels it is."""
+    """Return a single factor as one for each entry of the last axis, if that axis holds the channels of the link before."""
     form = link.form
     if not last.rows or link.rows or form is None or not form.is_diagonal or form.bias:
         return link

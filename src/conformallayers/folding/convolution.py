@@ -154,7 +154,7 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
         dilation.append(common)
         kernel.append(((k - 1) * d + (other - 1) * step) // common + 1)
     frame = transposed[0] if transposed else None
-    bias = _bias_behind(first, second)
+    bias = _bias_after(first, second)
     padding = tuple(
         p + q * s for p, q, s in zip(first.padding, second.padding, first.stride, strict=True)
     )
@@ -185,7 +185,7 @@ def _composed(
     """Compute weight and bias of ``second ∘ first``."""
     (inner, before), (outer, after) = first.numbers(), second.numbers()
     if before is not None:
-        pushed = _pushed(before, first, second, outer, shape, _bias_behind(first, second))
+        pushed = _pushed(before, first, second, outer, shape, _bias_after(first, second))
         after = pushed if after is None else pushed + after
     if second.is_diagonal:
         return inner * _rows(outer.flatten(), inner.dim()), after
@@ -199,7 +199,7 @@ def _composed(
     return _product(inner, regrouped(outer, second.groups, groups), groups), after
 
 
-def _bias_behind(first: Convolution, second: Convolution) -> str | None:
+def _bias_after(first: Convolution, second: Convolution) -> str | None:
     """Return the kind of the bias of ``second ∘ first``."""
     border = second.output_padding is not None or (second.mode == "zeros" and any(second.padding))
     kinds = {"map" if border and first.bias else first.bias, second.bias}
@@ -214,7 +214,7 @@ def _pushed(
     shape: Shape,
     kind: str | None,
 ) -> Tensor:
-    """Return the bias of the first convolution behind the second, whose weight is given."""
+    """Return the bias of the first convolution after passing the second, whose weight is given."""
     channels, *sizes = first.output_shape(shape)
     if second.is_diagonal:
         return bias * _rows(weight.flatten(), bias.dim())

@@ -1,6 +1,6 @@
 """Fold a model: Graph → Recipe, checked against the layers where the choice of a strategy was automatic.
 
-Layers before a ConformalLayers that only scale the norm, and affine layers behind it, become part of its stages.
+Layers before a ConformalLayers that only scale the norm, and affine layers after it, become part of its stages.
 Affine stages are lowered layer by layer: the merge pass composes their layers. The plan of a radial stage says which
 strategy lowers it.
 """
@@ -37,7 +37,7 @@ from .lower import (
     add_layer,
     by_sample,
     find_lowering,
-    size_behind,
+    size_after,
 )
 from .merge import merge
 from .plan import Plan, Problem, Settings, checked_strategy, make_plan
@@ -321,7 +321,7 @@ def _add_affine(builder: RecipeBuilder, stage: AffineStage, before: PointValues)
             # one number per channel, up to the rounding of float64
             alike = bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())
             z = to.module(points.z, action.module, action.output_shape)
-            z, size = to.shift(z, first if alike else bias), size_behind((action,), points.size)
+            z, size = to.shift(z, first if alike else bias), size_after((action,), points.size)
             points = replace(points, z=z, bound=size, size=size)
     return points
 

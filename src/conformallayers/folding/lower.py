@@ -398,15 +398,15 @@ class PointValues:
         scaling = points.scaling.copy()
         weight = site.activate(scaling)
         n = builder.add(point.SumSquares, points.z, name="n", weight=weight)
-        size = site.bound_behind(self.size)
+        size = site.bound_after(self.size)
         return replace(points.advance(builder, site, (n,)), scaling=scaling, size=size)
 
 
-def size_behind(layers: tuple[Layer, ...], size: float) -> float:
-    """Bound the norm of the points behind layers, given a bound of those that enter."""
+def size_after(layers: tuple[Layer, ...], size: float) -> float:
+    """Bound the norm of the points after layers, given a bound of the entering points."""
     for action in layers:
         if isinstance(action, ActivationSite):
-            size = action.bound_behind(size)
+            size = action.bound_after(size)
             continue
         size *= action.simple_bound
         if action.bias is not None:
@@ -442,7 +442,7 @@ def normalized(array: Tensor) -> tuple[Tensor, float]:
 def add_operators(
     builder: RecipeBuilder, z: str, operators: Sequence[Operator], factor: float
 ) -> str:
-    """Append operators, and a factor behind the last weight, into which the merge pass puts it."""
+    """Append operators, and a factor after the last weight, into which the merge pass moves it."""
     to, last = Lowering(builder), len(operators)
     last = max((i for i, op in enumerate(operators, 1) if op.has_tensors), default=last)
     for operator in operators[:last]:

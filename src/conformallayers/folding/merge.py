@@ -128,7 +128,7 @@ class _Pass:
         return value
 
     def _followed(self, source: str, link: Link) -> LinkChain | _Joined:
-        """Append a link; factors behind a sum or concatenation of convolutions go into each of them."""
+        """Append a link; factors after a sum or concatenation of convolutions go into each of them."""
         held = self.values.get(source)
         once = self.readers[source] == 1 and self._spreads(link)
         if isinstance(held, _Joined) and once and all(term.weighted for term in held.terms):
@@ -194,7 +194,7 @@ class _Pass:
 
 
 def _spread(joined: _Joined, link: Link) -> _Joined:
-    """Return a join with the factors and shifts behind it in each of its terms."""
+    """Return a join with the factors and shifts after it moved into each of its terms."""
     terms, start, form = [], 0, link.form
     if form is None:
         raise TypeError("factors without a form")

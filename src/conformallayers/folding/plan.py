@@ -20,7 +20,7 @@ from ..recipe import point_operations as point
 from ..recipe.recipe import RecipeBuilder
 from ..utils.text import Block, Printed, Table, count, size, suggest
 from .forms import forms_of, matrix_of, stacked_layers
-from .lower import SQUARED, PointValues, add_layer, add_operators, add_reshape, size_behind
+from .lower import SQUARED, PointValues, add_layer, add_operators, add_reshape, size_after
 from .stages import CONVOLUTIONS, ActivationSite, Operator, RadialStage, is_plain
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ class Strategy:
         points = start
         for group, energies in zip(stage.groups, found.energies, strict=True):
             points = points.advance(builder, group[0].site, energies)
-        end, size = stage.end.lacking(found.gain), size_behind(stage.layers, start.size)
+        end, size = stage.end.lacking(found.gain), size_after(stage.layers, start.size)
         return replace(points, z=image, scaling=end, bound=stage.exit / found.gain, size=size)
 
 
@@ -260,7 +260,7 @@ class Layers(Strategy):
         return points
 
     def evaluate(self, problem: Problem, builder: RecipeBuilder, x: str) -> Evaluation:
-        """Append the layers and the energy behind each segment."""
+        """Append the layers and the energy after each segment."""
         stage, z = problem.stage, x
         energies: list[list[str]] = [[] for _ in stage.groups]
         for segment in stage.segments:

@@ -1,7 +1,7 @@
 """Graph → StageGraph: the stages of a ConformalLayers with the layers around it that they absorb, and the maps and joins between them.
 
 A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two of them are
-a stage. Layers before a ConformalLayers that only scale the norm, and affine layers behind it, become part of its stages.
+a stage. Layers before a ConformalLayers that only scale the norm, and affine layers after it, become part of its stages.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StageGraph:
         return f"{self.path} stage {1 + self.stages.index(stage)}".strip()
 
     def with_prefix(self, operators: tuple[Operator, ...], norm_factor: float) -> StageGraph:
-        """Return the network behind operators that multiply the norm of every sample by ``norm_factor``."""
+        """Return the network after operators that multiply the norm of every sample by ``norm_factor``."""
         first, *others = self.nodes
         if not isinstance(first.action, Stage):
             raise TypeError("a network that does not start with a stage takes no prefix")
@@ -107,7 +107,7 @@ class StageGraph:
         return replace(self, input_shape=shape, nodes=nodes, norm_factor=factor)
 
     def with_head(self, module: nn.Module, output_shape: Shape) -> StageGraph:
-        """Return the network with an affine module behind it, in float64; its bias is added after the division."""
+        """Return the network with an affine module after it, in float64; the bias of that is added after the division."""
         operator = operator_of(module, self.output_shape, output_shape)
         bias = push_constant((operator,), self.bias)
         if bias is not None and not bool(bias.any()):
@@ -196,7 +196,7 @@ def _cut(run: Sequence[Layer], layer: Layer) -> int | None:
 
 
 def stages_by_part(model: nn.Module, input_shape: Shape) -> list[StageGraph]:
-    """Return the stages of each ConformalLayers with all linear layers behind it, and before it those that fold away."""
+    """Return the stages of each ConformalLayers with all linear layers after it, and the layers before it that fold away."""
     graph = capture(model, input_shape)
     found = []
     for part in graph.parts:
@@ -231,7 +231,7 @@ def with_prefix(graph: Graph, part: Part, stages: StageGraph) -> tuple[int, Stag
     number = first
     while number != INPUT and isinstance(graph.nodes[number].module, (Centre, Rescale)):
         number = graph.nodes[number].sources[0]
-    if not operators or number != INPUT:  # behind another part, that part absorbs them
+    if not operators or number != INPUT:  # after another part, which absorbs them
         return feed, stages
     return first, stages.with_prefix(tuple(operators), norm_factor)
 
@@ -259,7 +259,7 @@ def with_heads(graph: Graph, part: Part, stages: StageGraph) -> list[tuple[int, 
 
 
 def shortest(candidates: list[tuple[int, StageGraph]]) -> tuple[int, StageGraph]:
-    """Return the stages with the fewest outputs, the longest of them; behind a radial stage, if they are few."""
+    """Return the stages with the fewest outputs, the longest if several; after a radial stage only if they are few."""
     _, alone = candidates[0]
     best = min(reversed(candidates), key=lambda pair: math.prod(pair[1].output_shape))
     small = _SHRINKS * math.prod(best[1].output_shape) <= math.prod(alone.output_shape)

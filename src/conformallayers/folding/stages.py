@@ -1,7 +1,7 @@
 """The layers between two homogeneous maps or joins: linear operators and activations, as stages of two kinds.
 
 - An affine stage has biases, or no activation. A bias is multiplied by the coordinate t, which activations change:
-  a bias behind an activation starts a new stage, and an activation ends a stage with biases.
+  a bias after an activation starts a new stage, and an activation ends a stage with biases.
 - A radial stage is a chain of linear layers and activations: one linear map, and quadratic forms. Its balanced
   recurrence keeps every number in float range:
 
@@ -263,8 +263,8 @@ class ActivationSite:
         """Advance the scaling past the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
         return float(scaling.activate(self.alpha, self.module.on_points, self.slope))
 
-    def bound_behind(self, size: float) -> float:
-        """Bound the norm of a point behind the activation, given a bound of its norm before."""
+    def bound_after(self, size: float) -> float:
+        """Bound the norm of a point after the activation, given a bound of its norm before it."""
         limit = self.unit if self.module.bounded else math.inf
         return min(limit, size * self.slope / self.alpha)
 
@@ -341,10 +341,10 @@ class RadialStage(Stage):
 
     start: Scaling = field(default_factory=Scaling)  # of the points that enter
     entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
-    least: float = 0.0  # a lower bound of τ/‖z‖ where it starts: 1 behind the embedding
+    least: float = 0.0  # a lower bound of τ/‖z‖ where it starts: 1 right after the embedding
 
     def entered(self, start: Scaling, entry: float = 1.0, least: float = 0.0) -> RadialStage:
-        """Return the stage behind other points."""
+        """Return the stage with other entering points."""
         return RadialStage(self.input_shape, self.layers, start, entry, least)
 
     @cached_property
@@ -376,7 +376,7 @@ class RadialStage(Stage):
 
     @property
     def trailing(self) -> tuple[Operator, ...]:
-        """The operators behind the last activation."""
+        """The operators after the last activation."""
         return self._recurrence[1]
 
     @property
@@ -411,7 +411,7 @@ class RadialStage(Stage):
 
     @cached_property
     def _bounds(self) -> tuple[float, ...]:
-        """Bounds of the norm of z behind each segment and at the end; may be infinite."""
+        """Bounds of the norm of z after each segment and at the end; may be infinite."""
         found = self._bounds_by("simple_bound")
         return found if max(found) <= _SIMPLE else self._bounds_by("norm")
 

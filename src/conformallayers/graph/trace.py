@@ -128,10 +128,10 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
 
 @dataclass(frozen=True)
 class _Place:
-    """The bounds of norms behind a step, which set α."""
+    """The bounds of norms after a step, which set α."""
 
     bound: float
-    base: float  # the bound right behind the last activation, map or join
+    base: float  # the bound right after the last activation, map or join
     coordinate: int = -1  # equal for values that have passed the same activations
 
 
@@ -156,7 +156,7 @@ def trace_part(graph: Graph, part: Part) -> Trace:
 def _passed(
     node: Node, shape: Shape, before: list[_Place], number: int, rms: bool
 ) -> tuple[float, float | None, _Place]:
-    """Return the bound of a node, its α, and the bounds behind it."""
+    """Return the bound of a node, its α, and the bounds after it."""
     module, path, (first, *_) = node.module, node.path or node.name, before
     if isinstance(module, Join):
         one = len({place.coordinate for place in before}) == 1

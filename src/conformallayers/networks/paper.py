@@ -29,13 +29,13 @@ def _layers(
     channels: Sequence[int],
     kernel: int,
     conv: Callable[..., nn.Module],
-    *behind: Callable[[], nn.Module],
+    *following: Callable[[], nn.Module],
     **options: Any,
 ) -> list[nn.Module]:
-    """Return convolutions from each number of channels to the next, each with the layers behind it."""
+    """Return convolutions from each number of channels to the next, each followed by the given layers."""
     layers = []
     for before, after in pairwise(channels):
-        layers += [conv(before, after, kernel, **options), *(build() for build in behind)]
+        layers += [conv(before, after, kernel, **options), *(build() for build in following)]
     return layers
 
 

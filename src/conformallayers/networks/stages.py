@@ -45,7 +45,7 @@ class StageOptions:
 
 # By multiply-adds when folded, on 3×32×32 images: at most 0.3 M (6,300 weights, for small devices), 0.45 M,
 # 0.66 M (LeNet's), 2.5 M, 5.6 M (90 thousand weights, for devices), and 8.5 M, which take the time of ResNet-8.
-# Small maps are not padded: padding behind a BatchNorm's bias folds into a dense matrix, with more
+# Small maps are not padded: padding after a BatchNorm's bias folds into a dense matrix, with more
 # multiply-adds than a convolution.
 PRESETS: dict[str, tuple[StageOptions, ...]] = {
     "nano": (

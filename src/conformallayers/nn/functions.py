@@ -57,7 +57,7 @@ class Call:
         return value
 
     def arguments(self, *names: str) -> dict[str, Any]:
-        """Return the arguments behind the first by name; raise TypeError for others, or for batches."""
+        """Return the arguments after the first by name; raise TypeError for others, or for batches."""
         if len(self.args) > 1 + len(names):
             raise TypeError("too many arguments")
         given = dict(zip(names, self.args[1:], strict=False)) | self.kwargs

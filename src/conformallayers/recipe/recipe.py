@@ -327,7 +327,7 @@ class RecipeBuilder:
         self._shapes: dict[str, Shape] = {INPUT: input_shape}
         self._constants: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
-        self._numbers: dict[str, int] = {}  # the last number behind a name
+        self._numbers: dict[str, int] = {}  # the last number appended to a name
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
@@ -358,7 +358,7 @@ class RecipeBuilder:
         return outputs
 
     def _fresh(self, name: str, taken: Mapping[str, Any]) -> str:
-        """Return a free name: the name itself, or the name with a number behind it."""
+        """Return a free name: the name itself, or the name with a number appended."""
         found = name
         while found in taken:
             number = self._numbers[name] = self._numbers.get(name, 1) + 1

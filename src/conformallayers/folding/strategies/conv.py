@@ -31,7 +31,7 @@ from ..plan import LANES, Cost, Evaluation, Problem, Strategy, layer_cost
 from ..stages import POOLINGS, Operator, RadialStage, is_plain
 
 _WINDOW = 4096  # coefficients that a composed kernel may read
-_MATRIX = 2**22  # entries of a matrix behind the last activation
+_MATRIX = 2**22  # entries of a matrix after the last activation
 _SPAN = 5  # activations whose energies may be computed from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
 How = Literal["layers", "conv", "pooled", "matrix"]
@@ -141,7 +141,7 @@ def best_route(stage: RadialStage, itemsize: int) -> tuple[tuple[Move, ...], Cos
             elif move.energy is None:
                 rest = best(move.stop, energy, energy)
             elif move.keep:
-                # A pooled map is the output of the layer behind the activation.
+                # A pooled map is the output of the layer after the activation.
                 rest = best(move.stop + (move.how == "pooled"), energy + 1, energy + 1)
             else:
                 rest = best(position, level, energy + 1)
@@ -381,7 +381,7 @@ class _RouteFollower:
         )
 
     def _multiply(self, move: Move) -> None:
-        """Append the matrix that ends the route: of the layers behind the current map, or of the input."""
+        """Append the matrix that ends the route: of the layers after the current map, or of the input."""
         if move.start == 0:
             matrix, source = self.problem.matrix, self.x
         else:

@@ -61,7 +61,7 @@ _FIRST = 3  # segments whose terms always count in float32
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The partition of a sample into block rows of ``rows`` image rows, zeros behind the last one."""
+    """The partition of a sample into block rows of ``rows`` image rows, zeros after the last one."""
 
     shape: tuple[int, ...]
     rows: int
@@ -137,7 +137,7 @@ def _expected_width(index: int, layout: BlockLayout, problem: Problem) -> int:
 
 
 def _add_rows(builder: RecipeBuilder, x: str, layout: BlockLayout) -> str:
-    """Append the sample with its image rows one after the other, zeros behind the last one."""
+    """Append the sample with its image rows one after the other, and zeros after the last one."""
     shape, rows = layout.shape, x
     if shape[0] > 1:
         order = (1, 0, *range(2, len(shape)))
