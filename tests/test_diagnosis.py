@@ -117,7 +117,7 @@ def test_parametrised_and_shared_layers() -> None:
         ((network(), torch.ones(2, *SHAPE).long()), "got torch.int64"),
         ((network(), torch.rand(8)), r"got torch.float32 \(8,\)"),
         ((network(), torch.rand(0, *SHAPE)), "a floating-point batch of at least one sample"),
-        ((network(), torch.full((2, *SHAPE), torch.nan)), "finite samples with a norm"),
+        ((network(), torch.full((2, *SHAPE), torch.nan)), "that are not all zero"),
         ((network(), torch.zeros(2, *SHAPE)), "zeros alone"),
         ((network(), torch.rand(2, 3, 8, 8)), "Conv2d"),
         ((network(), torch.rand(*SHAPE)), "Conv2d"),

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from .errors import ignored_warnings, refusal, shape_text
 from .functional import norm, norm_unit, scale_samples
-from .graph.capture import capture
+from .graph.capture import capture_parts
 from .graph.graph import INPUT, Graph
 from .graph.trace import trace_part
 from .nn.activations import RadialActivation
@@ -197,11 +197,8 @@ def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
     """
     _check(x)
     with torch.no_grad(), torch.random.fork_rng(), ignored_warnings():
-        graph = capture(model, tuple(x.shape[1:]), where="diagnose", keep_hooks=True)
-        if not graph.parts:
-            expected = "a model that runs a cl.ConformalLayers"
-            got, remedy = type(model).__name__, "Only ConformalLayers are measured."
-            raise refusal("diagnose(model)", expected, got, remedy)
+        shape = tuple(x.shape[1:])
+        graph = capture_parts(model, shape, where="diagnose", keep_hooks=True)
         broken = tuple(_non_finite(model))
         if broken:  # nothing that depends on them can be measured
             paths = tuple(dict.fromkeys(name.rpartition(".")[0] for name in broken))
@@ -222,8 +219,8 @@ def _check(x: object) -> None:
         remedy = "The order is diagnose(model, x), and x has a batch axis."
         raise refusal("diagnose(x)", expected, got, remedy)
     if not bool(x.isfinite().all()) or not bool(x.any()):
-        got, remedy = "NaN, infinity or zeros alone", "Pass samples of the data."
-        raise refusal("diagnose(x)", "finite samples with a norm", got, remedy)
+        expected, got = "finite samples that are not all zero", "NaN, infinity or zeros alone"
+        raise refusal("diagnose(x)", expected, got, "Pass samples of the data.")
 
 
 # -- measurements ------------------------------------------------------------------------------------

@@ -259,7 +259,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     Where ``expected`` is 0, the error is 0 if ``actual`` is 0 as well, and infinite otherwise.
     """
     if actual.shape != expected.shape:
-        raise refusal("relative_error", f"{tuple(expected.shape)}", f"{tuple(actual.shape)}", "")
+        shape, remedy = f"shape {tuple(expected.shape)}", "Compare outputs of the same batch."
+        raise refusal("relative_error", shape, f"shape {tuple(actual.shape)}", remedy)
     if not len(expected):
         return 0.0
     expected = expected.double().flatten(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,6 +20,15 @@ def test_the_offset_is_a_number() -> None:
         assert isinstance(found.offset, float)
         assert found.offset == pytest.approx(math.e)
         assert found.unit == "rms"
+
+
+@pytest.mark.parametrize("ask", [cl.trace, cl.inspect])
+def test_models_without_a_conformal_part_are_refused(ask: Callable[..., object]) -> None:
+    message = (
+        rf"{ask.__name__}\(model\): expected a model that runs a cl.Conf.*, got Linear\. cl\.conv"
+    )
+    with pytest.raises(cl.ConformalError, match=message):
+        ask(nn.Linear(3, 2), (3,))
 
 
 def test_an_empty_interpolation_is_refused() -> None:

@@ -64,7 +64,7 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
             lambda x: nn.functional.relu(x, inplace=True),
             r"got relu\(x, inplace=True\)",
         ),
-        (lambda x: (x, x), "one output"),
+        (lambda x: (x, x), r"one output, got the output \(x, x\)\. Take"),
         (lambda x: x if x.sum() > 0 else -x, "trace"),
     ],
 )

@@ -284,7 +284,10 @@ def lower_stages(
             plans[graph.label(action)] = plan
             values.append(STRATEGIES[plan.strategy].lower(problem, builder, points))
     if plans and all(plan.strategy != settings.strategy != "auto" for plan in plans.values()):
-        where, expected = f'fold(strategy="{settings.strategy}")', "a network that it can express"
+        where, expected = (
+            f'fold(strategy="{settings.strategy}")',
+            "a model that the strategy can fold",
+        )
         candidates = next(iter(plans.values())).candidates
         note = next(c.note for c in candidates if c.name == settings.strategy)
         raise refusal(where, expected, f"one where {note}", 'Use strategy="auto".')

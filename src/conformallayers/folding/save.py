@@ -50,8 +50,8 @@ def save(
         remedy = "Fold a model first: cl.save(cl.fold(model, input_shape), path)."
         raise refusal("save(folded)", "a Folded", type(given).__name__, remedy)
     if os.fspath(path).lower().endswith((".onnx", ".c", ".h", ".pt", ".pth")):
-        remedy = "For ONNX there is cl.export_onnx, for C cl.export_c, for pickles torch.save."
-        raise refusal("save(path)", "a name.safetensors", repr(os.fspath(path)), remedy)
+        remedy = "Use cl.export_onnx for ONNX, cl.export_c for C and torch.save for a pickle."
+        raise refusal("save(path)", "a path such as net.safetensors", repr(os.fspath(path)), remedy)
     dtype = str(folded.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         remedy = "Fold with dtype=torch.float32."
@@ -88,7 +88,9 @@ def load(path: str | os.PathLike[str]) -> Folded:
         plans = {name: typed(plan, Plan) for name, plan in stored.plans.items()}
     except ValueError as error:
         where, remedy = f"load({os.fspath(path)})", "Save it again with cl.save."
-        raise refusal(where, "a whole file of cl.save", f"other plans ({error})", remedy) from error
+        raise refusal(
+            where, "a whole file of cl.save", f"plans that do not fit ({error})", remedy
+        ) from error
     dtype: torch.dtype = getattr(torch, stored.dtype)
     kinds = stored.recipe.constant_dtypes(stored.dtype)
     recipe = stored.recipe.with_constants(

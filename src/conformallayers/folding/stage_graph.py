@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import refusal
 from ..functional import norm_unit
-from ..graph.capture import capture
+from ..graph.capture import capture_parts
 from ..graph.graph import INPUT, Graph, Node, Part, frozen_wide
 from ..graph.trace import Step, Trace, trace_part
 from ..nn.activations import RadialActivation
@@ -197,14 +196,11 @@ def _cut(run: Sequence[Layer], layer: Layer) -> int | None:
 
 def stages_by_part(model: nn.Module, input_shape: Shape) -> list[StageGraph]:
     """Return the stages of each ConformalLayers with all linear layers after it, and the layers before it that fold away."""
-    graph = capture(model, input_shape)
+    graph = capture_parts(model, input_shape, where="inspect")
     found = []
     for part in graph.parts:
         _, stages = with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
         found.append(with_heads(graph, part, stages)[-1][1])
-    if not found:
-        expected = "a cl.ConformalLayers, or a module with some inside"
-        raise refusal("model", expected, type(model).__name__, "Only their stages have forms.")
     return found
 
 

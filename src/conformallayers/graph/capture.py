@@ -55,7 +55,17 @@ def capture(
         for part in root.modules():
             if getattr(part, "inplace", False):
                 part.inplace = False  # type: ignore[assignment]
-        return replace(_Reader(module, shape, values).graph(), fixed=fixed)
+        return replace(_Reader(where, module, shape, values).graph(), fixed=fixed)
+
+
+def capture_parts(model: nn.Module, shape: Shape, *, where: str, keep_hooks: bool = False) -> Graph:
+    """Read a model as :func:`capture` does; refuse one that runs no ConformalLayers."""
+    graph = capture(model, shape, where=where, keep_hooks=keep_hooks)
+    if not graph.parts:
+        expected, got = "a model that runs a cl.ConformalLayers", type(model).__name__
+        remedy = "cl.convert makes one of a plain CNN."
+        raise refusal(f"{where}(model)", expected, got, remedy)
+    return graph
 
 
 def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
@@ -63,7 +73,8 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
     if not isinstance(model, nn.Module):
         raise refusal(where, "an nn.Module", type(model).__name__, "Pass the model itself.")
     if hasattr(model, "recipe"):
-        raise refusal(where, "a model with layers", "a Folded", "It is folded already.")
+        remedy = "It is folded already: pass the original model."
+        raise refusal(where, "a model with layers", "a Folded", remedy)
     if any(map(is_lazy, model.parameters())):
         remedy = "Run it once on a batch: model(x)."
         raise refusal(where, "a model with weights", "uninitialized parameters", remedy)
@@ -71,7 +82,7 @@ def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
     for path, module in model.named_modules():
         if isinstance(module, wrappers) or hasattr(module, "_orig_mod"):  # of torch.compile
             at, got = f"{where} at {path or 'its root'}", type(module).__name__
-            raise refusal(at, "a plain nn.Module", got, "Use the module that it was made of.")
+            raise refusal(at, "a plain nn.Module", got, "Pass the original module.")
         custom = type(module).forward is not ConformalSequential.forward
         if isinstance(module, ConformalSequential) and custom:
             got = f"{type(module).__name__}, which overrides it"
@@ -209,8 +220,10 @@ def _merged(one: Any, other: Any) -> Any:
 class _Reader:
     """Turn the nodes of torch.fx into those of a Graph."""
 
-    def __init__(self, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]) -> None:
-        self.module, self.values = module, values
+    def __init__(
+        self, where: str, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]
+    ) -> None:
+        self.where, self.module, self.values = where, module, values
         self.nodes = NodeList(shape, (path_in_model(name) for name, _ in module.named_modules()))
         self.numbers: dict[fx.Node, int] = {}
         self.constant: set[fx.Node] = set()
@@ -298,8 +311,9 @@ class _Reader:
             # Rows that are not samples, such as the frames of videos, are embedded by themselves.
             row = before.row if isinstance(before, _Mixed) else getattr(before, "shape", None)
             if row is None:
-                expected, remedy = "a batch of samples", "Keep the batch axis first."
-                raise refusal(f"ConformalLayers at {path}", expected, "another shape", remedy)
+                expected, got = "a batch of samples", "a value without a batch axis"
+                remedy = "Keep the batch axis first."
+                raise refusal(f"ConformalLayers at {path}", expected, got, remedy)
             return self.nodes.add_container(path, module, self.numbers[source], row)
         if not isinstance(source, fx.Node) or not isinstance(before, Batch):
             return self._call(node)
@@ -338,7 +352,7 @@ class _Reader:
         module, sources = self._single(node, lambda _, copied: fx.node.map_arg(result, copied))
         if not sources:
             expected, got = "a model whose outputs depend on its input", type(result).__name__
-            raise refusal("fold(model)", expected, got, ONE_BY_ONE)
+            raise refusal(f"{self.where}(model)", expected, got, ONE_BY_ONE)
         name = self.nodes.of_function("output")
         text = SEVERAL + ("a dict" if isinstance(result, dict) else f"{len(result)} outputs")
         return self.nodes.append(Node(name, "other", module, sources, None, None, "", text))

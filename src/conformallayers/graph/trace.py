@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..errors import checked_shape, refusal, refusal_at, shape_text
+from ..errors import checked_shape, refusal_at, shape_text
 from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.bounds import Shape
@@ -17,7 +17,7 @@ from ..nn.branches import Join, joined_bound
 from ..nn.registry import spec_of
 from ..nn.sequential import ConformalSequential
 from ..utils.text import Block, Printed, Table
-from .capture import capture
+from .capture import capture_parts
 from .graph import Graph, Node, Part, frozen_wide, layers_graph
 
 
@@ -110,12 +110,8 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     shape = checked_shape(input_shape, "trace(input_shape=...)")
     if isinstance(model, ConformalSequential):
         return trace_layers(model, shape)
-    graph = capture(model, shape, where="trace", keep_hooks=True)
+    graph = capture_parts(model, shape, where="trace", keep_hooks=True)
     traces = [trace_part(graph, part) for part in graph.parts]
-    if not traces:
-        expected = "a cl.ConformalLayers, or a module with some inside"
-        remedy = "Only their steps have α and bounds."
-        raise refusal("trace(model)", expected, type(model).__name__, remedy)
     steps: list[Step] = []
     for found in traces:
         offset = len(steps)

@@ -69,8 +69,9 @@ class Network(
             return network
         bound.apply_defaults()
         for option in bound.arguments.get("factory", {}).keys() - {"device", "dtype"}:
-            remedy = f"Others are device and dtype.{suggest(option, signature.parameters)}"
-            raise refusal(cls.__name__, "options of the network", repr(option), remedy)
+            expected = "an argument of the network, device or dtype"
+            remedy = f"help({cls.__name__}) lists them.{suggest(option, signature.parameters)}"
+            raise refusal(cls.__name__, expected, repr(option), remedy)
         network.arguments = {
             name: tuple(value) if isinstance(value, list) else value  # JSON has no tuples
             for name, value in list(bound.arguments.items())[1:]

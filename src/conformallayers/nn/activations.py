@@ -219,7 +219,7 @@ class ReSPro(RadialActivation):
         super().__init__(alpha, device=device, dtype=dtype)
         if not isinstance(projective, bool):
             raise refusal(
-                "ReSPro(projective=...)", "True or False", repr(projective), "Pass a bool."
+                "ReSPro(projective=...)", "True or False", repr(projective), "The default is False."
             )
         self.projective = projective
 

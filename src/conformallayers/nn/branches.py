@@ -203,13 +203,13 @@ class Parallel(Composite):
     def __init__(self, *modules: nn.Module, join: How = "sum", dim: int = 1) -> None:
         super().__init__()
         if join not in ("sum", "concatenate"):
-            remedy = "Pass one of them."
+            remedy = 'The default is "sum".'
             raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
         if not is_whole(dim) or dim == 0:
             remedy = "1 is the channel axis."
             raise refusal("Parallel(dim=...)", "an axis after the batch axis", repr(dim), remedy)
         if not modules:
-            raise refusal("Parallel", "at least one branch", "none", "Pass modules.")
+            raise refusal("Parallel", "at least one branch", "none", "Pass the branches.")
         self.branches = nn.ModuleList(checked_module("Parallel", module) for module in modules)
         self.join = Join(join, dim)
 

@@ -171,7 +171,7 @@ class Scale(nn.Module):
     ) -> None:
         super().__init__()
         if not is_real(gain) or not math.isfinite(gain):
-            raise refusal("Scale(gain=...)", "a finite number", repr(gain), "1.0 changes nothing.")
+            raise refusal("Scale(gain=...)", "a finite number", repr(gain), "The default is 1.")
         self.initial = float(gain)
         self.gain = nn.Parameter(torch.empty((), device=device, dtype=dtype))
         self.reset_parameters()

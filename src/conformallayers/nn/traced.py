@@ -69,7 +69,8 @@ class Traced(Composite):
         (result,) = (node.args[0] for node in nodes if node.op == "output")
         if len(inputs) != 1 or not isinstance(result, fx.Node):
             remedy = "Take and return one tensor."
-            raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
+            got = f"{len(inputs)} inputs" if len(inputs) != 1 else f"the output {result}"
+            raise refusal(f"Traced({name})", "one input and one output", got, remedy)
         self._input, self._result = inputs[0].name, result.name
         values = {node: Batch() for node in nodes if node.op not in ("get_attr", "output")}
         calls = (node for node in nodes if node.op not in ("placeholder", "output"))
