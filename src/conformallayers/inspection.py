@@ -93,7 +93,7 @@ class InspectedPart(Printed):
     forms: tuple[Form, ...]
     templates: Tensor
     bias: Tensor | None
-    stage: int | None = None
+    stage: int | None
 
     def _blocks(self) -> Iterator[Block]:
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"

@@ -93,10 +93,10 @@ class Explanation(Printed, dict[str, Plan]):
     def __init__(
         self,
         plans: Mapping[str, Plan],
-        regions: Sequence[Region] = (),
-        sizes: str = "",
-        details: bool = False,
-        calls: tuple[str, ...] = (),
+        regions: Sequence[Region],
+        sizes: str,
+        details: bool,
+        calls: tuple[str, ...],
     ) -> None:
         super().__init__(plans)
         self.regions, self.sizes, self.details, self.calls = tuple(regions), sizes, details, calls

@@ -365,8 +365,8 @@ class PointValues:
     peak: str  # m
     tau: str
     scaling: Scaling  # κ and σ, and a factor that is still to be applied
-    bound: float = math.inf  # of the norm of z, in units of the input of the network
-    size: float = math.inf  # a bound of the norm of the point
+    bound: float  # of the norm of z, in units of the input of the network
+    size: float  # a bound of the norm of the point
 
     def rebase(self, builder: RecipeBuilder) -> PointValues:
         """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""

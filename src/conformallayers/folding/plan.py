@@ -339,7 +339,7 @@ class Plan(Printed):
 
 
 def make_plan(
-    problem: Problem, settings: Settings, *, absorbed: int = 0, inaccurate: Collection[str] = ()
+    problem: Problem, settings: Settings, *, absorbed: int, inaccurate: Collection[str]
 ) -> Plan:
     """Choose a strategy for a problem: the requested one, or the fastest that is not ``inaccurate``.
 

@@ -252,7 +252,7 @@ class ActivationSite:
     module: RadialActivation
     alpha: float  # in units of the Euclidean norm
     path: str
-    unit: float = 1.0
+    unit: float
 
     @property
     def slope(self) -> float:

@@ -37,7 +37,7 @@ INPUT = -1  # the source that is the input of the model
 class Embed(nn.Module):
     """Enter a ConformalLayers: give x the coordinate ``t = √(‖x‖² + offset²)``, in a unit of lengths."""
 
-    def __init__(self, offset: float = 0.0, unit: str = "norm") -> None:
+    def __init__(self, offset: float, unit: str) -> None:
         super().__init__()
         self.offset, self.unit = offset, unit
 
@@ -71,9 +71,9 @@ class Node:
     module: nn.Module
     sources: tuple[int, ...]
     shape: Shape | None
-    row: Shape | None = None
-    path: str = ""
-    call: str = ""
+    row: Shape | None
+    path: str
+    call: str
     constants: tuple[str, ...] = ()
 
 
@@ -129,7 +129,7 @@ class Graph(Printed):
             [
                 node.name,
                 node.kind,
-                node.call or type(node.module).__name__,
+                node.call,
                 ", ".join(names[source] for source in node.sources),
                 "" if node.shape is None else shape_text(node.shape),
             ]

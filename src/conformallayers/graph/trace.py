@@ -35,8 +35,8 @@ class Step:
     input_shape: Shape
     output_shape: Shape
     bound: float
-    alpha: float | None = None
-    sources: tuple[int, ...] = (-1,)
+    alpha: float | None
+    sources: tuple[int, ...]
 
 
 @dataclass(frozen=True, repr=False)

@@ -280,7 +280,7 @@ class LayerFlow(Flow[Points]):
     the norm √d.
     """
 
-    def __init__(self, advance: bool, rms: bool = False) -> None:
+    def __init__(self, advance: bool, rms: bool) -> None:
         self.advance, self.rms = advance, rms
 
     def split(self, path: str, groups: Sequence[nn.Module], value: Points) -> list[Points]:
@@ -339,8 +339,8 @@ def run_layers(
     layers: Iterable[tuple[str, nn.Module]],
     input: Tensor,
     training: bool,
-    offset: Scalar = 0.0,
-    rms: bool = False,
+    offset: Scalar,
+    rms: bool,
 ) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
     compiling = torch.compiler.is_compiling()
