@@ -267,18 +267,17 @@ def layers_graph(container: ConformalSequential, input_shape: Shape) -> Graph:
 
 def _shape(path: str, module: nn.Module, shape: Shape) -> Shape:
     """Return the shape of one output sample, or refuse the input by name and position."""
-    batch = 2  # more than 1, so that a module that merges the batch axis is seen
-    check_input(path, module, spec_of(path, module), (batch, *shape), traced=True)
+    check_input(path, module, spec_of(path, module), (2, *shape), traced=True)
     try:
-        result = shape_after(module, shape, batch)
+        result = shape_after(module, shape)
         if isinstance(module, nn.Upsample) and 0 in result:  # torch sees it only in a run
             raise ValueError(f"the output would be {shape_text(tuple(result[1:]))}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         got = f"samples of shape {shape_text(shape)} ({first_line(error)})"
         remedy = "Change the layer's sizes or the input shape."
         raise refusal_at(path, module, "an input it can process", got, remedy) from error
-    if len(result) < 2 or result[0] != batch:
-        got = f"an output of shape {tuple(result)} for a batch of {batch}"
+    if len(result) < 2 or result[0] != 2:
+        got = f"an output of shape {tuple(result)} for a batch of 2"
         remedy = "Keep axis 0 out of the layer."
         raise refusal_at(path, module, "the batch axis to stay first", got, remedy)
     return tuple(result[1:])

@@ -430,11 +430,14 @@ def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield path, module
 
 
-def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
-    """Return the output shape of a batch, from a copy of the module without data, on the meta device."""
+def shape_after(module: nn.Module, shape: Shape) -> torch.Size:
+    """Return the output shape of a batch of two, from a copy of the module without data, on the meta device.
+
+    Two, so that a module that merges the batch axis shows it.
+    """
     tensors = list(held_tensors(module))
     floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
+    x = torch.empty(2, *shape, dtype=floats[0] if floats else None, device="meta")
     memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors}
     try:
         result: Tensor = _bare_copy(module, memo)(x)
