@@ -103,13 +103,13 @@ class LinkChain:
         )
 
     def then(self, link: Link) -> LinkChain:
-        """Return the chain with one more link; layers that were written in another order are turned."""
+        """Return the chain with one more link, which moves past a reshape or permutation where it can."""
         if self.links:
             *before, last = self.links
             link = _by_row(last, link)
-            turned = _turned(last, link, before[-1] if before else None)
-            if turned is not None:
-                return replace(self, links=(*before, *turned))
+            moved = _past_reshape(last, link, before[-1] if before else None)
+            if moved is not None:
+                return replace(self, links=(*before, *moved))
         return replace(self, links=(*self.links, link))
 
 
@@ -141,7 +141,7 @@ def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> MergeCost:
     return MergeCost(work, stored, out if form.bias == "map" else 0)
 
 
-def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | None:
+def _past_reshape(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | None:
     """Return a product after a flattening as one window, and factors after a permutation before it."""
     operation = last.operations[-1] if last.operations else None
     if isinstance(operation, layer.Reshape) and link.form is not None and not link.rows:

@@ -91,7 +91,7 @@ class Convolution:
         padding: Any = self.padding
         if self.output_padding is not None:
             turn: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
-            more, weight = self.output_padding, turned(weight, self.groups)
+            more, weight = self.output_padding, swapped_channels(weight, self.groups)
             found: Tensor = turn(
                 x, weight, None, self.stride, padding, more, self.groups, self.dilation
             )
@@ -119,7 +119,7 @@ def pointwise(
 def diagonal(factor: Tensor, shift: Tensor | None, axes: int) -> Convolution:
     """Return the multiplication of each channel by its factor (C,), plus a shift (C, 1, …) or (C, *spatial)."""
     count, weight = len(factor), factor.reshape(-1, *(1,) * (axes + 1))
-    held = shift if shift is None or shift.dim() > 1 else _rows(shift, axes + 1)
+    held = shift if shift is None or shift.dim() > 1 else _per_channel(shift, axes + 1)
     kind = None if held is None else "map" if math.prod(held.shape[1:]) > 1 else "channel"
     found = pointwise(lambda: (weight.double(), held), (count, count), axes, count, kind)
     return replace(found, fixed=kind == "map")
@@ -188,13 +188,13 @@ def _composed(
         pushed = _pushed(before, first, second, outer, shape, _bias_after(first, second))
         after = pushed if after is None else pushed + after
     if second.is_diagonal:
-        return inner * _rows(outer.flatten(), inner.dim()), after
+        return inner * _per_channel(outer.flatten(), inner.dim()), after
     if first.is_diagonal:
         factor = inner.view(groups, 1, -1, *[1] * len(second.kernel))
         return (outer.unflatten(0, (groups, -1)) * factor).flatten(0, 1), after
     steps = [d * s for d, s in zip(second.dilation, first.stride, strict=True)]
-    inner = spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
-    outer = spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
+    inner = dilated(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
+    outer = dilated(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
     inner = regrouped(inner, first.groups, groups)
     return _product(inner, regrouped(outer, second.groups, groups), groups), after
 
@@ -217,13 +217,13 @@ def _pushed(
     """Return the bias of the first convolution after passing the second, whose weight is given."""
     channels, *sizes = first.output_shape(shape)
     if second.is_diagonal:
-        return bias * _rows(weight.flatten(), bias.dim())
+        return bias * _per_channel(weight.flatten(), bias.dim())
     if kind != "map":  # the same at every pixel: one window is enough
         second, sizes = replace(second, padding=(0,) * len(sizes)), [*second.spans]
     return second.apply(bias.expand(channels, *sizes).unsqueeze(0), weight)[0]
 
 
-def _rows(factor: Tensor, rank: int) -> Tensor:
+def _per_channel(factor: Tensor, rank: int) -> Tensor:
     """View factors (n,) so that they broadcast along the first of ``rank`` axes."""
     return factor.view(-1, *[1] * (rank - 1))
 
@@ -256,7 +256,7 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | str:
         for term in terms:
             weight, bias = term.numbers()
             steps = [d // common for d, common in zip(term.dilation, dilation, strict=True)]
-            part, wide = total, spread(regrouped(weight, term.groups, groups), steps)
+            part, wide = total, dilated(regrouped(weight, term.groups, groups), steps)
             for a in axes:
                 start = (before[a] - term.padding[a]) // dilation[a]
                 part = part.narrow(2 + a, start, wide.shape[2 + a])
@@ -338,7 +338,7 @@ def window(form: Convolution, shape: Shape) -> Convolution | None:
 
     def numbers() -> Numbers:
         weight, bias = form.numbers()
-        return weight.view(-1, *shape), None if bias is None else _rows(bias, axes + 1)
+        return weight.view(-1, *shape), None if bias is None else _per_channel(bias, axes + 1)
 
     channels = shape[0], form.channels[1]
     found = pointwise(numbers, channels, axes, bias=form.bias)
@@ -353,12 +353,12 @@ def lifted(form: Convolution, axes: int) -> Convolution:
     def numbers() -> Numbers:
         weight, bias = form.numbers()
         weight = weight.reshape(*weight.shape[:2], *(1,) * axes)
-        return weight, None if bias is None else _rows(bias, axes + 1)
+        return weight, None if bias is None else _per_channel(bias, axes + 1)
 
     return pointwise(numbers, form.channels, axes, form.groups, form.bias)
 
 
-def turned(weight: Tensor, groups: int) -> Tensor:
+def swapped_channels(weight: Tensor, groups: int) -> Tensor:
     """Exchange the channels of a kernel: (O, C/groups, …) of a convolution, (C, O/groups, …) of a transposed one."""
     found: Tensor = weight.unflatten(0, (groups, -1))
     return found.transpose(1, 2).flatten(0, 1)
@@ -385,7 +385,7 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
         return torch.einsum("gom,gmc...->goc...", left.flatten(2), right).flatten(0, 1)
     # A batch of O/g maps with M channels each, convolved with the inner kernel from the channels M to C.
     maps = left.transpose(0, 1).flatten(1, 2)
-    kernel = turned(inner, groups).flip(tuple(range(2, 2 + axes)))
+    kernel = swapped_channels(inner, groups).flip(tuple(range(2, 2 + axes)))
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
     padding = tuple(n - 1 for n in inner.shape[2:])
     product = convolve(maps, kernel, padding=padding, groups=groups).unflatten(1, (groups, -1))
@@ -393,7 +393,7 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     return found
 
 
-def spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
+def dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
     """Write a kernel with zeros between its entries."""
     for axis, step in enumerate(dilation, start=2):
         if step > 1 and weight.shape[axis] > 1:

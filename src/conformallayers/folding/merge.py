@@ -37,7 +37,7 @@ from .convolution import (
     diagonal,
     pointwise,
     regrouped,
-    turned,
+    swapped_channels,
 )
 
 _MOST_PASSES = 16
@@ -132,7 +132,7 @@ class _Pass:
         held = self.values.get(source)
         once = self.readers[source] == 1 and self._spreads(link)
         if isinstance(held, _Joined) and once and all(term.weighted for term in held.terms):
-            return _spread(held, link)
+            return _distributed(held, link)
         return self._chain(source).then(link)
 
     @staticmethod
@@ -193,7 +193,7 @@ class _Pass:
         return LinkChain(terms[0].source, terms[0].shape, (replace(link, output_shape=shape),))
 
 
-def _spread(joined: _Joined, link: Link) -> _Joined:
+def _distributed(joined: _Joined, link: Link) -> _Joined:
     """Return a join with the factors and shifts after it moved into each of its terms."""
     terms, start, form = [], 0, link.form
     if form is None:
@@ -287,7 +287,7 @@ class _Writer:
         if bias is not None and form.bias == "channel":
             held, bias = self._constant("bias", bias.flatten()), None
         if form.output_padding is not None:
-            kind, weight = layer.ConvTranspose, turned(weight, form.groups)
+            kind, weight = layer.ConvTranspose, swapped_channels(weight, form.groups)
             options["output_padding"] = form.output_padding
         value = self.builder.add(
             kind,
@@ -381,7 +381,7 @@ class AffineOperations:
         channels = (channels[1], channels[0]) if transposed else channels
 
         def weight(array: Tensor) -> Tensor:
-            return turned(array, op.groups) if transposed else array
+            return swapped_channels(array, op.groups) if transposed else array
 
         return Convolution(
             self._numbers(op, len(shape) - 2, weight),

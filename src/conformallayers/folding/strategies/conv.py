@@ -23,7 +23,7 @@ from ...nn.layers import RepeatChannels
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import INPUT, RecipeBuilder
-from ..convolution import Convolution, compose, diagonal, pointwise, regrouped, spread
+from ..convolution import Convolution, compose, diagonal, dilated, pointwise, regrouped
 from ..forms import dense_matrix
 from ..lower import Lowering, add_flatten, add_operators, add_product
 from ..merge import AffineOperations
@@ -225,7 +225,7 @@ def kernel_of(places: RouteMap, move: Move) -> Tensor:
     if seen is None:
         raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
     weight = regrouped(seen.numbers()[0], seen.groups, 1)
-    kernel = spread(weight, seen.dilation) * places.factor(move.levels)
+    kernel = dilated(weight, seen.dilation) * places.factor(move.levels)
     if move.phase == 1:
         return kernel
     shifted = []
