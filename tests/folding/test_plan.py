@@ -44,13 +44,17 @@ def test_explain_has_a_block_for_each_radial_stage() -> None:
 
 
 def test_a_named_strategy_is_used_where_it_applies() -> None:
+    image = cl.Conv2d(2, 3, 3), cl.ReSPro(), cl.Flatten(), cl.Linear(108, 4)
+    model = cl.ConformalLayers(*image, nn.ReLU(), cl.Linear(4, 4), cl.ReSPro())
+    plans = cl.fold(model, (2, 8, 8), strategy="banded").explain()
+    assert [plan.strategy for plan in plans.values()] == ["banded", "layers"]
+
+
+def test_a_named_strategy_that_applies_nowhere_is_refused() -> None:
     radial = cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 4)
     for layers in (radial, (*radial, nn.ReLU(), cl.Linear(4, 2))):
         with pytest.raises(cl.ConformalError, match="one where a sample has no image rows"):
             cl.fold(cl.ConformalLayers(*layers), (4,), strategy="banded")
-
-
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None:
@@ -64,11 +68,13 @@ def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None
         Shifted(1, 8, 3, bias=False), cl.ReSPro(), cl.AvgPool2d(2), cl.ReSPro()
     )
     cl.testing.assert_folds(model, (1, 12, 12))
-    with pytest.raises(cl.ConformalError, match="conv"):
+    with pytest.raises(
+        cl.ConformalError, match="one where Shifted, the first layer, is not a conv"
+    ):
         cl.fold(model, (1, 12, 12), strategy="conv")
 
 
-def test_layers_with_branches_keep_the_whole_head() -> None:
+def test_layers_with_branches_and_a_head_keep_their_numbers() -> None:
     torch.manual_seed(0)
     block = cl.Residual(cl.Conv2d(8, 8, 3, padding=1), cl.Gnomonic())
     part = cl.ConformalLayers(cl.Conv2d(2, 8, 3, padding=1), cl.Gnomonic(), block)

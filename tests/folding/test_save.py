@@ -97,7 +97,7 @@ def registered(strategy: str) -> cl.Folded:
     return cl.fold(model, (3,), strategy=strategy)
 
 
-def wide() -> cl.Folded:
+def without_values() -> cl.Folded:
     return cl.fold(cl.ConformalLayers(cl.Linear(3, 3), cl.ReSPro()), (3,)).to("meta")
 
 
@@ -105,7 +105,7 @@ def wide() -> cl.Folded:
     ("make", "message"),
     [
         (lambda: registered("layers"), "got Own. Fold only the layers before it"),
-        (wide, "on meta"),
+        (without_values, "on meta"),
         (lambda: net("chain"), r"expected a Folded, got ConformalLayers\. Fold a model first"),
     ],
 )

@@ -19,6 +19,7 @@ from models import EMBEDDINGS, Generator
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, check_training, folds, operations, samples
 
+pytestmark = pytest.mark.usefixtures("seeded")
 KINDS = {AffineStage: "affine", RadialStage: "radial", HomogeneousMap: "map", Join: "join"}
 
 
@@ -193,12 +194,6 @@ def test_a_shift_before_a_padded_convolution_stays_one_number_a_channel(
 def test_multiply_adds_of_windows_count_every_axis(kernel: int | tuple[int, ...]) -> None:
     operator = Operator(nn.AvgPool2d(kernel), (2, 6, 6), (2, 2, 2))
     assert operator.multiply_adds() == 2 * 2 * 2 * 9
-
-
-# -- plans and eval() -------------------------------------------------------------------
-
-
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_the_operator_norm_is_a_bound_and_a_close_one() -> None:
