@@ -188,7 +188,7 @@ class FoldCache:
 
 
 def must_run(module: nn.Module) -> bool:
-    """Tell whether a layer must run, because a fold would lose part of its effect.
+    """Check whether a layer must run, because a fold would lose part of its effect.
 
     Such layers have hooks, or are a dropout or batch normalization in training mode.
     """
@@ -221,7 +221,7 @@ def _state(model: nn.Module) -> Iterator[Any]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what built-in collections hold, and the contents of arrays."""
+    """Yield the items of built-in collections and the contents of arrays."""
     if isinstance(value, dict):
         yield len(value)
         for key, held in value.items():
@@ -238,7 +238,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _same(leaf: Any, copied: Any) -> bool:
-    """Compare a leaf with a copy; what cannot be compared is different."""
+    """Compare a leaf with a copy; leaves that cannot be compared differ."""
     if leaf is copied:
         return True
     try:

@@ -297,7 +297,7 @@ def _non_finite(model: nn.Module) -> Iterator[str]:
 
 
 def _settled(module: Any) -> bool:
-    """Tell whether running statistics have forgotten their initial values."""
+    """Check whether running statistics have forgotten their initial values."""
     if module.running_var is None or module.num_batches_tracked is None:
         return module.running_var is not None
     batches = int(module.num_batches_tracked)

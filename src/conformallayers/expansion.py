@@ -17,7 +17,7 @@ from .nn.registry import has_hooks
 from .utils.text import Block, Printed, Table, count, suggest
 
 Only = Callable[[str, nn.Module], bool] | Iterable[str]
-_WIDEST = 16.0
+_WIDEST = 16.0  # a larger factor is a mistake, such as a number of channels
 _NAMED = 5  # layers that an error lists
 
 

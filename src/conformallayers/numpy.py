@@ -20,7 +20,7 @@ __all__ = ["Network", "load"]
 def load(path: str | os.PathLike[str]) -> Network:
     """Load a folded network that :func:`conformallayers.save` wrote.
 
-    Every check of :func:`conformallayers.load` holds here too.
+    It makes the same checks as :func:`conformallayers.load`.
 
     Args:
         path: of the file.

@@ -130,7 +130,7 @@ class Session:
         return self._built("torch")
 
     def _built(self, name: str) -> tuple[str, Engine]:
-        """Return an engine that gives the numbers of torch."""
+        """Return an engine after comparing its outputs with those of torch."""
         run = ENGINES[name](self.folded, self.threads)
         if name != "torch":
             where, remedy = f"Session(engine={name!r})", 'Use engine="torch".'

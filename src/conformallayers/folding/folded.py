@@ -50,6 +50,7 @@ class Quantization(Printed):
         yield f"relative errors of the outputs of the {self.images} images that set the scales"
 
 
+# Operations of points and of integers hold bounds and scales of one size.
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
 _FIXED = "control flow, a constant map or a computed factor depends on the size"
 
@@ -275,13 +276,13 @@ class Folded(RecipeModule):
         return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
 
     def resizes(self, batch: Shape) -> bool:
-        """Tell whether the shape of a batch has other spatial sizes, but the channels and axes of the fold."""
+        """Check whether the shape of a batch has other spatial sizes, but the channels and axes of the fold."""
         shape = self.input_shape
         spatial = len(batch) == len(shape) + 1 and len(shape) > 1 and 0 not in batch
         return spatial and batch[1] == shape[0] and not channels_last(batch[1:], shape)
 
     def _size_sentence(self) -> str:
-        """Say whether the fold takes other spatial sizes, or what fixes the size: run it for twice the size."""
+        """Say whether the fold takes other spatial sizes, or what fixes the size, by running it at twice the size."""
         shape = self.input_shape
         only = f"Takes {shape_text(shape)} only"
         if len(shape) < 2:

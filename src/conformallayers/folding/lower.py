@@ -342,7 +342,7 @@ _FREE = (*by_axis("ConstantPad", "CircularPad"), nn.Upsample)
 
 
 def by_sample(module: nn.Module) -> bool:
-    """Tell whether a module is known to treat samples independently in evaluation mode."""
+    """Check whether a module is known to treat samples independently in evaluation mode."""
     spec = find_spec(module)
     # The problems of these specs concern ConformalLayers alone: pads other than 0, other interpolations.
     free = spec is None or spec.homogeneous or isinstance(module, _FREE)

@@ -40,7 +40,7 @@ from .convolution import (
     swapped_channels,
 )
 
-_MOST_PASSES = 16
+_MOST_PASSES = 16  # a cap; two or three passes reach the end, where nothing changes
 
 
 def merge(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Recipe, tuple[Region, ...]]:
@@ -100,7 +100,7 @@ class _Pass:
         return self.steps
 
     def _chain(self, name: str) -> LinkChain:
-        """Return what leads to a value that one operation reads; a value that several read is written first."""
+        """Return the links up to a value that are not written; a value with several readers is written first."""
         held = self.values.get(name)
         if isinstance(held, _Joined):
             held = self.values[name] = self._resolved(held, name)
@@ -109,7 +109,7 @@ class _Pass:
         return LinkChain(self._written(name), self.shapes[name])
 
     def _written(self, name: str) -> str:
-        """Return the name of a value after writing what leads to it."""
+        """Return the name of a value after writing the links up to it."""
         held = self.values.get(name)
         if isinstance(held, _Joined):
             held = self._resolved(held, name)

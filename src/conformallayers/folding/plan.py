@@ -30,7 +30,7 @@ LANES = 16  # output channels that a convolution computes at a time
 RATES = {"gemm": 57e9, "blocks": 60e9, "conv": 85e9, "idle": 85e9, "stream": 10e9}
 CALL = 3e-6  # seconds of any call at all
 LARGEST_SQUARED = 1e140  # numbers whose squares, summed over layers, fit into float64
-# The share of the rounding error that terms left out may take; a narrow band has the rest.
+# The share of the rounding error that omitted terms may take; the rest is for a narrow band.
 TERMS = 0.25
 _FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorization: about a second
 MOST_COEFFICIENTS = 8192  # coefficients of a sample; building a larger Q would not fit into memory
@@ -68,7 +68,7 @@ class Cost:
 
 
 def layer_cost(operator: Operator, itemsize: int) -> Cost:
-    """Return what a layer takes as it is."""
+    """Return the cost of a layer that stays as it is."""
     work = operator.multiply_adds()
     stream = math.prod(operator.output_shape)
     size = sum(t.numel() * itemsize for t in operator.module.buffers())
@@ -103,7 +103,7 @@ class Problem:
 
     def __init__(self, stage: RadialStage, dtype: torch.dtype) -> None:
         self.stage, self.dtype = stage, dtype
-        # What changes the denominator by less than this, relatively, may be left out.
+        # Terms below this share of the denominator may be left out.
         self.epsilon = rounding(dtype) if stage.provable else 0.0
         self._built: dict[object, Any] = {}
 
@@ -156,7 +156,7 @@ class Problem:
         return self.once(("factor", group), build)
 
     def keeps_range(self) -> bool:
-        """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""
+        """Check whether bounds prove that feature maps and their squares stay in the range of the dtype."""
         limit = {torch.float16: 1e3, torch.float64: LARGEST_SQUARED}.get(self.dtype, SQUARED)
         return self.stage.bound <= limit
 
@@ -243,7 +243,7 @@ class Layers(Strategy):
         return sum((layer_cost(operator, item) for operator in stage.operators), energies)
 
     def effort(self, problem: Problem) -> float:
-        """Nothing is built."""
+        """Return 0: nothing is built."""
         return 0.0
 
     def lower(self, problem: Problem, builder: RecipeBuilder, start: PointValues) -> PointValues:

@@ -141,7 +141,7 @@ _Step = tuple[Any, tuple[int, ...]]  # a layer, a join or a map, and its sources
 
 
 def _action(trace: Trace, step: Step) -> Layer | Join | HomogeneousMap:
-    """Return what a step of a trace does."""
+    """Return the action of a step of a trace."""
     module, shapes = step.module, (step.input_shape, step.output_shape)
     if isinstance(module, RadialActivation) and step.alpha is not None:
         unit = norm_unit(step.input_shape, trace.unit == "rms")

@@ -161,7 +161,7 @@ def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
 
 
 def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Tell whether a module is one of torch's kinds and computes what that kind computes."""
+    """Check whether a module is one of torch's kinds and computes what that kind computes."""
     return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
 
 
@@ -439,5 +439,5 @@ def stage_of(input_shape: Shape, layers: Sequence[Layer]) -> AffineStage | Radia
 
 
 def has_bias(layer: Layer) -> bool:
-    """Tell whether a layer is an operator with a bias."""
+    """Check whether a layer is an operator with a bias."""
     return isinstance(layer, Operator) and layer.bias is not None

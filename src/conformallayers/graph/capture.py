@@ -146,7 +146,7 @@ class _Recorder(Runner):
                 raise refusal(call_text(node), expected, "an in-place layer", remedy)
 
     def rename(self) -> None:
-        """Let what reads an overwritten value read the node that wrote to it."""
+        """Redirect later readers of an overwritten value to the node that wrote to it."""
         order = {node: number for number, node in enumerate(self.graph.nodes)}
         for source, node in self.overwritten:
             node.meta["in_place"] = True
@@ -202,7 +202,7 @@ _SAME = object()  # a call that has returned its first input: the identity
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Return what two runs with different numbers of samples agree on."""
+    """Return what is the same in two runs with different numbers of samples."""
     if isinstance(one, _Sizes) and isinstance(other, _Sizes):
         row = tuple(one[1:]) if one[1:] == other[1:] else None
         apart = (one[:1], other[:1]) == tuple((size,) for size in BATCHES)
@@ -218,7 +218,7 @@ def _merged(one: Any, other: Any) -> Any:
 
 
 class _Reader:
-    """Turn the nodes of torch.fx into those of a Graph."""
+    """Turn torch.fx nodes into nodes of a Graph."""
 
     def __init__(
         self, where: str, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]

@@ -150,7 +150,7 @@ def between(graph: Graph, start: int, end: int) -> set[int]:
 
 
 def kind_of(module: nn.Module, shape: Shape | None) -> Kind:
-    """Return what a module does to samples of a shape."""
+    """Return the kind of a module for samples of a shape."""
     if isinstance(module, Join):
         return "join"
     if isinstance(module, RadialActivation):

@@ -78,7 +78,7 @@ PRESETS: dict[str, tuple[StageOptions, ...]] = {
     ),
 }
 _SIGNED = 0.25  # the share of channels without a rectifier
-_WIDEST = 16
+_WIDEST = 16  # a larger factor is a mistake, such as a number of channels
 _HIDDEN = {"micro": 84, "small": 84}  # widths of the hidden layers of heads; others have none
 
 

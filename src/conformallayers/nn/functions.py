@@ -309,7 +309,7 @@ def _product(call: Call) -> Replacement | None:
 
 
 def _unexpanded(call: Call, node: fx.Node) -> fx.Node:
-    """Return the value that was repeated to make another, as in ``x * gate.expand_as(x)``: a product repeats it."""
+    """Return the value before an expansion, as in ``x * gate.expand_as(x)``: a product broadcasts it."""
     source = node.args[0] if node.target in ("expand", "expand_as") else None
     shape = call.shape(source)
     same = isinstance(source, fx.Node) and shape and len(shape) == len(call.shape(node) or ())
@@ -364,7 +364,7 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
 
 @_rows(assigned)
 def _assignment(call: Call) -> Replacement | None:
-    """Return the factors and summands that constants in parts of every sample are."""
+    """Return constants that are written into parts of a sample as factors and summands."""
     source: Any = call.node
     parts: list[tuple[Any, Any]] = []
     while source.target is assigned:
@@ -481,7 +481,7 @@ def _permute(call: Call) -> nn.Module | None:
 
 @_rows(torch.mean, "mean", torch.amax, "amax")
 def _average(call: Call) -> Replacement | None:
-    """Return the pooling that a mean or maximum over spatial axes is."""
+    """Return a mean or maximum over spatial axes as a pooling."""
     given, shape = call.arguments("dim", "keepdim"), call.shape(call.source)
     after = call.shape(call.node)
     rank = len(shape) + 1 if shape else 0

@@ -281,7 +281,7 @@ class Permute(nn.Module):
     """Reorder the axes after the batch, as ``x.permute(0, 2, 3, 1)`` and ``x.transpose(1, 2)`` do.
 
     Args:
-        order: axis i of a sample of the result is axis ``order[i]`` of that of the input.
+        order: axis i of an output sample is axis ``order[i]`` of the input sample.
     """
 
     def __init__(self, order: Sequence[int]) -> None:
@@ -324,7 +324,7 @@ class Centre(nn.Module):
         self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
 
     def fit(self, samples: Tensor) -> None:
-        """Set the mean to that of samples (N, ...)."""
+        """Set the mean to the mean of samples (N, ...)."""
         if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
             expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
             remedy = "Pass them with the batch axis."

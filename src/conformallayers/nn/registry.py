@@ -55,7 +55,7 @@ class LayerSpec:
     homogeneous: bool = False
 
     def takes(self, shape: Shape) -> bool:
-        """Tell whether samples of a shape have the number of axes that the module fixes."""
+        """Check whether samples of a shape have the number of axes that the module fixes."""
         return self.rank is None or len(shape) + 1 == self.rank
 
     def problem(self, module: nn.Module) -> str | None:

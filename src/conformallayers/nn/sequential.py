@@ -123,7 +123,7 @@ class ConformalSequential(nn.Sequential):
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
     def _share_embedding(self, other: Self) -> Self:
-        """Give another network this embedding; a learned offset is shared, as layers are."""
+        """Copy the embedding to another container; a learned offset is shared, as layers are."""
         other._offset, other._unit = self._offset, self._unit
         if self._offset == "learned":
             other.log_offset = self.log_offset

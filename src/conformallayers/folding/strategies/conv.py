@@ -56,7 +56,7 @@ class Move:
     phase: int = 1
 
     def ends(self, places: RouteMap) -> bool:
-        """Tell whether the step reaches the end of the chain."""
+        """Check whether the step reaches the end of the chain."""
         return self.stop == len(places.operators)
 
 
@@ -98,7 +98,7 @@ class RouteMap:
         return found if isinstance(found, Convolution) and fits else None
 
     def pools(self, position: int, phase: int) -> bool:
-        """Tell whether the layer at a position averages disjoint windows of ``phase`` places per axis."""
+        """Check whether the layer at a position averages disjoint windows of ``phase`` places per axis."""
         form = self._forms[position] if position < len(self.operators) else None
         if form is None or form.kernel != (phase,) * self.axes or form.kernel != form.stride:
             return False
