@@ -119,9 +119,8 @@ def _folded(model: nn.Module, shape: Shape, settings: Settings) -> Folded:
     values, paths = {INPUT: recipes.INPUT}, dict[str, str]()
     if graph.fixed:  # a reshape does not let samples of another size pass
         values[INPUT] = builder.add(layer.Reshape, recipes.INPUT, shape=shape)
-    parts: dict[
-        int, tuple[int, StageGraph]
-    ] = {}  # the first source and the stages by the last node
+    # By the last node of each ConformalLayers: the node that feeds it, and its stages.
+    parts: dict[int, tuple[int, StageGraph]] = {}
     for part in graph.parts:
         start, stages = with_prefix(graph, part, stages_of(trace_part(graph, part), part.label))
         end, stages = shortest(with_heads(graph, part, stages))

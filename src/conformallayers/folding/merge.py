@@ -130,15 +130,16 @@ class _Pass:
     def _followed(self, source: str, link: Link) -> LinkChain | _Joined:
         """Append a link; factors after a sum or concatenation of convolutions go into each of them."""
         held = self.values.get(source)
-        once = self.readers[source] == 1 and self._spreads(link)
-        if isinstance(held, _Joined) and once and all(term.weighted for term in held.terms):
-            return _distributed(held, link)
+        form = self._factors(link) if self.readers[source] == 1 else None
+        if isinstance(held, _Joined) and form is not None and all(t.weighted for t in held.terms):
+            return _distributed(held, link, form)
         return self._chain(source).then(link)
 
     @staticmethod
-    def _spreads(link: Link | None) -> bool:
+    def _factors(link: Link | None) -> Convolution | None:
+        """Return the form of a link that the terms of a join may take over: factors of channels."""
         form = None if link is None or link.rows else link.form
-        return form is not None and form.is_diagonal and form.bias != "map"
+        return form if form is not None and form.is_diagonal and form.bias != "map" else None
 
     def _joined(self, step: MergeStep) -> LinkChain | _Joined:
         terms: list[LinkChain] = []
@@ -156,7 +157,7 @@ class _Pass:
         if self.readers[output] > 1 or reader is None:
             return self._resolved(joined, output)
         nested = sums and isinstance(reader.operation, layer.Add)
-        waits = nested or self._spreads(reader.link)
+        waits = nested or self._factors(reader.link) is not None
         return joined if waits else self._resolved(joined, output)
 
     def _resolved(self, joined: _Joined, output: str) -> LinkChain:
@@ -193,11 +194,9 @@ class _Pass:
         return LinkChain(terms[0].source, terms[0].shape, (replace(link, output_shape=shape),))
 
 
-def _distributed(joined: _Joined, link: Link) -> _Joined:
+def _distributed(joined: _Joined, link: Link, form: Convolution) -> _Joined:
     """Return a join with the factors and shifts after it moved into each of its terms."""
-    terms, start, form = [], 0, link.form
-    if form is None:
-        raise TypeError("factors without a form")
+    terms, start = [], 0
     sums = isinstance(joined.operation, layer.Add)
     for index, term in enumerate(joined.terms):
         shape = term.output_shape

@@ -78,15 +78,14 @@ class StageGraph:
         return tuple(
             node.action
             for node in self.nodes
-            if isinstance(node.action, (AffineStage, RadialStage))
-            and (len(self.nodes) == 1 or _computes(node.action))
+            if isinstance(node.action, Stage) and (len(self.nodes) == 1 or _computes(node.action))
         )
 
     @property
     def last(self) -> AffineStage | RadialStage | None:
         """The stage that ends the network, if a stage does."""
         action = self.nodes[-1].action if self.nodes else None
-        return action if isinstance(action, (AffineStage, RadialStage)) else None
+        return action if isinstance(action, Stage) else None
 
     def label(self, stage: AffineStage | RadialStage) -> str:
         """Return the name of a stage: the path of the network if it is all of it, else with its number."""

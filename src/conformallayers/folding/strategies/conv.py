@@ -89,6 +89,13 @@ class RouteMap:
             self._windows[start, stop] = self._window(start, stop)
         return self._windows[start, stop]
 
+    def composed(self, move: Move) -> Convolution:
+        """Return the layers of a step as one convolution."""
+        found = self.window(move.start, move.stop)
+        if found is None:
+            raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
+        return found
+
     def _window(self, start: int, stop: int) -> Convolution | None:
         found: Convolution | str | None = self._forms[stop - 1] if stop > start else None
         if stop > start + 1 and isinstance(found, Convolution):
@@ -108,11 +115,10 @@ class RouteMap:
 
     def patches(self, move: Move) -> int:
         """Return the channels of a step that computes several outputs from one patch."""
-        seen = self.window(move.start, move.stop)
         channels = self.shape(move.stop)[0]
-        if seen is None or move.phase == 1:
+        if move.phase == 1:
             return channels
-        patch = _patch(seen, move.phase)
+        patch = _patch(self.composed(move), move.phase)
         # An orthogonal change of basis leaves no more rows than a patch has coefficients; see ``fewest``.
         outputs: int = channels * move.phase**self.axes
         if move.how == "pooled":
@@ -197,11 +203,8 @@ def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) ->
     energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
     if move.how == "layers":
         return sum(costs[move.start : move.stop], energy)
-    seen = places.window(move.start, move.stop)
-    if seen is None:
-        return Cost()
     channels = places.patches(move)
-    patch = _patch(seen, move.phase)
+    patch = _patch(places.composed(move), move.phase)
     positions = math.prod(outputs[1:]) // move.phase**places.axes
     idle = (-channels % LANES) * patch * positions
     return Cost(
@@ -221,9 +224,7 @@ def kernel_of(places: RouteMap, move: Move) -> Tensor:
     A pooled step first rotates the shifts so that the first group of rows is their mean times p^(axes/2):
     that is the average-pooled map, and only the other rows may be reduced.
     """
-    seen = places.window(move.start, move.stop)
-    if seen is None:
-        raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
+    seen = places.composed(move)
     weight = regrouped(seen.numbers()[0], seen.groups, 1)
     kernel = dilated(weight, seen.dilation) * places.factor(move.levels)
     if move.phase == 1:
@@ -368,9 +369,7 @@ class _RouteFollower:
             self.z = self.builder.add(layer.Slice, y, axis=0, start=0, stop=kept) if pooled else y
 
     def _convolve(self, move: Move, kernel: Tensor) -> str:
-        seen = self.places.window(move.start, move.stop)
-        if seen is None:
-            raise TypeError("a route over layers that do not compose")
+        seen = self.places.composed(move)
         return self.builder.add(
             layer.Conv,
             self.z,
