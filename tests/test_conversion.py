@@ -218,7 +218,7 @@ def test_what_a_model_must_be() -> None:
     assert_says(lambda: cl.convert(nn.Sequential(), SHAPE), "a model with layers")
 
     two = Written(lambda m, x: (x, x))
-    assert_says(lambda: cl.convert(two, SHAPE), "returns one batch")
+    assert_says(lambda: cl.convert(two, SHAPE), "returns one batch, got an output that is not")
     gate = nn.Sequential(Written(lambda m, x: x if x.sum() > 0 else -x))
     assert_says(lambda: cl.convert(gate, SHAPE), "torch.fx can trace", "control")
     model[0][0][3].register_forward_hook(lambda module, args, result: 2 * result)

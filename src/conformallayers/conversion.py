@@ -120,7 +120,8 @@ class _Twin:
         if graph.output == INPUT or graph.nodes[graph.output].shape is None:
             expected = "a model with layers that returns one batch"
             remedy = "Return the scores alone, or convert the part of the model that computes them."
-            raise refusal(where, expected, "no layer or another output", remedy)
+            got = "no layers" if graph.output == INPUT else "an output that is not one batch"
+            raise refusal(where, expected, got, remedy)
         self.model, self.graph = model, graph
         copied = dict(copy.deepcopy(model).named_modules())
         self.modules = [_trainable(node, copied, model.training) for node in graph.nodes]
