@@ -67,9 +67,33 @@ def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
         torch.testing.assert_close(folded(large), model(large))
         return
     with pytest.raises(
-        cl.ConformalError, match=r"control flow, a constant map .* depends on the size"
+        cl.ConformalError, match="forward reads the size, or a constant map has it"
     ):
         folded(large)
+
+
+READS = [
+    (lambda y: F.avg_pool2d(y, y.shape[-1]), True),
+    (lambda y: F.interpolate(y, size=y.shape[-1] * 2), True),
+    (lambda y: F.interpolate(F.max_pool2d(y, 2), size=y.shape[-2:]), True),
+    (lambda y: y.view(y.size(0), 4, y.size(3), y.size(2)), True),
+    (lambda y: y * (1.0 / y.size(2)), True),
+    (lambda y: F.interpolate(y, size=y.shape[-2:], mode="bilinear"), False),  # a call
+    (lambda y: y[:, : y.size(1) // 2] + y.mean((2, 3), keepdim=True)[:, 2:], False),
+]
+
+
+@pytest.mark.parametrize(("function", "fixed"), READS)
+def test_a_fold_that_holds_a_size_refuses_others(function: Any, fixed: bool) -> None:
+    model = model_of(function).eval()
+    folded = cl.fold(model, SHAPE)
+    for sides in ((8, 8), (12, 10), (11, 11), (16, 16)):
+        x = torch.randn(2, 3, *sides)
+        if fixed and sides != (8, 8):
+            with pytest.raises(cl.ConformalError, match="forward reads the size"):
+                folded(x)
+        else:
+            torch.testing.assert_close(folded(x), model(x))
 
 
 class Token(nn.Module):

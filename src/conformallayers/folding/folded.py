@@ -52,7 +52,7 @@ class Quantization(Printed):
 
 # Operations of points and of integers hold bounds and scales of one size.
 _ANY_SIZE = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == layer.__name__)
-_FIXED = "control flow, a constant map or a computed factor depends on the size"
+_FIXED = "forward reads the size, or a constant map has it"
 
 
 def _check_size(op: Operation, before: Shape, given: Shape) -> None:

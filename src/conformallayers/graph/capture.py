@@ -13,11 +13,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
-from ..nn.bounds import Shape, per_axis
+from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.functions import Batch, Replacement, call_text, modules_of
-from ..nn.layers import Channels
-from ..nn.registry import by_axis, shape_after
+from ..nn.registry import shape_after
 from ..nn.sequential import ConformalSequential
 from ..recipe.recipe import SEVERAL
 from .graph import INPUT, CompositeLayers, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
@@ -51,11 +50,13 @@ def capture(
         like = next(model.parameters(), torch.empty(0))
         sample = torch.empty(shape, dtype=like.dtype, device=like.device)
         module, fixed = traced(name, root, sample)
-        values = _recorded(name, module, sample)
+        values, moving = _recorded(name, module, sample)
         for part in root.modules():
             if getattr(part, "inplace", False):
                 part.inplace = False  # type: ignore[assignment]
-        return replace(_Reader(where, module, shape, values).graph(), fixed=fixed)
+        reader = _Reader(where, module, shape, values, moving)
+        graph = reader.graph()
+        return replace(graph, fixed=fixed or reader.fixed)
 
 
 def capture_parts(model: nn.Module, shape: Shape, *, where: str, keep_hooks: bool = False) -> Graph:
@@ -165,8 +166,13 @@ class _Mixed:
         self.row = row
 
 
-def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Node, Any]:
-    """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
+def _recorded(
+    where: str, module: fx.GraphModule, sample: Tensor
+) -> tuple[dict[fx.Node, Any], set[fx.Node]]:
+    """Return what is known of each node, and the sizes that move with that of the input.
+
+    Known is a Batch, _Mixed or a constant; nothing of numbers of samples.
+    """
     runs: list[_Recorder] = []
     for device in ("meta", sample.device):
         try:
@@ -193,8 +199,28 @@ def _recorded(where: str, module: fx.GraphModule, sample: Tensor) -> dict[fx.Nod
         found = _merged(runs[0].found[node], runs[1].found[node])
         if found is not _UNKNOWN:
             values[node] = found
+    moving = _moving(module, sample, runs[0])
     runs[0].rename()
-    return values
+    return values, moving
+
+
+def _moving(module: fx.GraphModule, sample: Tensor, run: _Recorder) -> set[fx.Node]:
+    """Return the nodes that are sizes, not tensors, and depend on the spatial size of the input."""
+
+    def is_size(node: fx.Node) -> bool:
+        kinds = {_Sizes, object, type(None)}  # tensors, the identity, writes
+        return node not in run.constant and kinds.isdisjoint(map(type, tree_leaves(run.found[node])))
+
+    sizes = set(filter(is_size, run.found))
+    if not sizes:
+        return sizes
+    larger = [(2 + axis) * size for axis, size in enumerate(sample.shape[1:])]  # sides that differ
+    try:
+        other = _Recorder(module, (BATCHES[0], *sample.shape[:1], *larger), sample)
+        other.run(other.input)
+    except Exception:  # the model may take one size only
+        return sizes
+    return {node for node in sizes if other.found[node] != run.found[node]}
 
 
 _UNKNOWN = object()
@@ -221,9 +247,15 @@ class _Reader:
     """Turn torch.fx nodes into nodes of a Graph."""
 
     def __init__(
-        self, where: str, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]
+        self,
+        where: str,
+        module: fx.GraphModule,
+        shape: Shape,
+        values: dict[fx.Node, Any],
+        moving: set[fx.Node],
     ) -> None:
         self.where, self.module, self.values = where, module, values
+        self.moving, self.fixed = moving, False
         self.nodes = NodeList(shape, (path_in_model(name) for name, _ in module.named_modules()))
         self.numbers: dict[fx.Node, int] = {}
         self.constant: set[fx.Node] = set()
@@ -251,32 +283,21 @@ class _Reader:
         if node.op == "call_module":
             return self._module(node)
         chain = modules_of(node, self.values) if isinstance(value, Batch) else None
-        chain = None if chain is None else self._without_sizes(node, chain)
-        if chain is None:
+        moving = not self.moving.isdisjoint(inputs)
+        if chain is None or (moving and not self._set_scale(node, *chain[0])):
             return self._call(node)
+        self.fixed |= moving  # a module holds sizes; a call computes them for every input
         reads = tuple(dict.fromkeys(path_in_model(n.target) for n in inputs if n.op == "get_attr"))
         return self._chain(node, chain, reads)
 
-    def _without_sizes(self, node: fx.Node, chain: Replacement) -> Replacement | None:
-        """Return modules that hold no size of the input but those of shapes and channels, or None.
-
-        Other inputs would have other sizes. An interpolation takes its scale, a mean of all pixels none.
-        """
-        sizes = {one for one in node.all_input_nodes if one not in self.constant}
-        sizes = {one for one in sizes if not isinstance(self.values.get(one), Batch)}
-        (module, reads), shape = chain[0], self.values[node].shape
-        if not sizes or isinstance(module, (nn.Flatten, nn.Unflatten, nn.Identity, Channels)):
-            return chain
-        before = self.nodes.shape(self.numbers[reads[0]]) if isinstance(reads[0], fx.Node) else None
-        axes = len(before) - 1 if before else 0
-        if before and isinstance(module, nn.Upsample):
-            ratios = tuple(n / m for n, m in zip(shape[1:], before[1:], strict=True))
-            module.size, module.scale_factor = None, ratios
-            return chain if all(ratio == int(ratio) for ratio in ratios) else None
-        pools = isinstance(module, by_axis("AvgPool"))
-        if before and pools and per_axis(module.kernel_size, axes) == before[1:]:
-            return [(getattr(nn, f"AdaptiveAvgPool{axes}d")(1), reads)]
-        return None
+    def _set_scale(self, node: fx.Node, module: nn.Module, reads: tuple[Any, ...]) -> bool:
+        """Let an interpolation to a size of another value hold its scale, as runtimes do; False if that is no integer."""
+        if not isinstance(module, nn.Upsample):
+            return True
+        before, after = self.nodes.shape(self.numbers[reads[0]]) or (), self.values[node].shape
+        scales = tuple(n / m for n, m in zip(after[1:], before[1:], strict=True))
+        module.size, module.scale_factor = None, scales
+        return module.mode == "nearest" and all(scale == int(scale) for scale in scales)
 
     def _chain(self, node: fx.Node, chain: Replacement, constants: tuple[str, ...]) -> int:
         """Append the modules of a function; an identity is no node."""
