@@ -66,9 +66,7 @@ def test_sizes_in_control_flow_are_numbers(function: Any, fixed: bool) -> None:
     if not fixed:
         torch.testing.assert_close(folded(large), model(large))
         return
-    with pytest.raises(
-        cl.ConformalError, match="forward reads the size, or a constant map has it"
-    ):
+    with pytest.raises(cl.ConformalError, match="forward reads the size, or a constant map has it"):
         folded(large)
 
 

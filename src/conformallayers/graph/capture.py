@@ -209,7 +209,9 @@ def _moving(module: fx.GraphModule, sample: Tensor, run: _Recorder) -> set[fx.No
 
     def is_size(node: fx.Node) -> bool:
         kinds = {_Sizes, object, type(None)}  # tensors, the identity, writes
-        return node not in run.constant and kinds.isdisjoint(map(type, tree_leaves(run.found[node])))
+        return node not in run.constant and kinds.isdisjoint(
+            map(type, tree_leaves(run.found[node]))
+        )
 
     sizes = set(filter(is_size, run.found))
     if not sizes:
