@@ -111,6 +111,13 @@ def test_names_and_functions_choose_layers() -> None:
     assert types(chosen).count("ExpandedConv2d") == 2
 
 
+def test_pointwise_layers_are_expanded_only_by_name() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, (1, 3)))
+    kept = [type(layer) is nn.Conv2d for layer in cl.expand(model)]
+    assert kept == [False, True, False]
+    assert type(cl.expand(model, only=["1"])[1]) is not nn.Conv2d
+
+
 def test_own_terms() -> None:
     class Sharpen(nn.Module):
         def __init__(self, layer: nn.Conv2d) -> None:
@@ -176,7 +183,7 @@ def test_an_expanded_model_is_not_expanded_again() -> None:
 
 
 def test_models_without_layers_to_expand_are_refused() -> None:
-    with pytest.raises(cl.ConformalError, match=r"got none\. Linear layers are expanded if only="):
+    with pytest.raises(cl.ConformalError, match=r"got none\. Linear layers and 1×1 conv"):
         cl.expand(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     with pytest.raises(cl.ConformalError, match="a model with layers, got a Folded"):
         cl.expand(cl.fold(_network(), (3, 16, 16)))

@@ -225,7 +225,7 @@ def expanded(
         return copy
     weight = layer.weight.detach()
     copy._parameters = {"kernel": nn.Parameter(weight.clone()), "bias": layer.bias}
-    copy.terms = nn.ModuleList(make_terms(_grouped_shape(copy)))
+    copy.terms = nn.ModuleList(make_terms(grouped_shape(copy)))
     copy.set_weight(weight)
     return copy
 
@@ -245,7 +245,7 @@ def terms_of(kind: str, width: float, like: Tensor) -> Callable[[Shape], list[nn
     return make
 
 
-def _grouped_shape(layer: Any) -> Shape:
+def grouped_shape(layer: Any) -> Shape:
     """Return (groups, outputs, inputs, *kernel) of a layer."""
     if isinstance(layer, nn.Linear):
         return 1, layer.out_features, layer.in_features, 1

@@ -32,13 +32,13 @@ class Variant(TrainConfig):
 
     kind: str = "chain+branches"
     expansion_width: float = 2.0
-    linear: bool = False
+    every: bool = False
     random: bool = False
 
     def expanded(self, module: nn.Module) -> nn.Module:
-        """Expand a network; with its linear layers, and with terms that begin at random, if so asked."""
-        every = (lambda *_: True) if self.linear else None
-        bigger = expand(module, kind=self.kind, width=self.expansion_width, only=every)
+        """Expand a network; with its 1×1 and linear layers, and with terms that begin at random, if so asked."""
+        only = (lambda *_: True) if self.every else None
+        bigger = expand(module, kind=self.kind, width=self.expansion_width, only=only)
         if self.random:
             for term in bigger.modules():
                 if isinstance(term, Chain):
@@ -62,7 +62,7 @@ VARIANTS: dict[str, Row] = {
     "chain+branches, weight decay × 3": {"decay": 3},
     "chain+branches, rate × 2, weight decay × 3": {"rate": 2, "decay": 3},
     "chain+branches, from random terms": {"random": True},
-    "chain+branches, linear layers too": {"linear": True},
+    "chain+branches, 1×1 and linear layers too": {"every": True},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
     "chain": {"kind": "chain"},
