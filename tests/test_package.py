@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,6 +96,53 @@ def test_every_public_name_is_there() -> None:
         assert name in dir(cl)
     with pytest.raises(AttributeError, match="has no attribute 'folds'"):
         cl.folds  # noqa: B018
+
+
+# Imports go from right to left, those inside functions too.
+ORDER = [
+    *(
+        "errors",
+        "utils",
+        "functional",
+        "nn",
+        "graph",
+        "recipe",
+        "folding",
+        "quantization",
+        "container",
+    ),
+    *(
+        "expansion",
+        "conversion",
+        "diagnosis",
+        "inspection",
+        "networks",
+        "zoo",
+        "session",
+        "testing",
+    ),
+    *("numpy", "lab", "cli", "__main__"),
+]
+
+
+def imported_places(path: Path) -> set[str]:
+    """Return the folders and top-level files of the package that a file imports from."""
+    folder, found = path.relative_to(SOURCE).parent.parts, set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            start = folder[: len(folder) + 1 - node.level]
+            parts = (*start, *(node.module.split(".") if node.module else ()))
+            found.update(parts[:1] or (alias.name for alias in node.names))
+    return found - {"__version__"}
+
+
+def test_imports_go_one_way() -> None:
+    for path in SOURCE.rglob("*.py"):
+        inside = path.relative_to(SOURCE).with_suffix("")
+        assert "from conformallayers" not in re.sub(r">>>.*", "", path.read_text()), inside
+        if inside.name != "__init__" or len(inside.parts) > 1:  # its own names are imported late
+            later = imported_places(path).intersection(ORDER[ORDER.index(inside.parts[0]) + 1 :])
+            assert not later, f"{inside} imports from {later}"
 
 
 def test_no_file_hides_a_public_function() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
+SEVERAL = "return of "  # begins the name of a call that returns several outputs; refusals drop it
 _FILTERS = threading.RLock()  # warning filters are global to the process
 
 

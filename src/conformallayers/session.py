@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ConformalError, check_count, refusal
+from .errors import SEVERAL, ConformalError, check_count, refusal
 from .folding.folded import Folded
 from .folding.save import load
 from .functional import full_precision
 from .recipe.numpy.network import Network, check_batch
 from .recipe.onnx.export import check_engine, open_session
 from .recipe.places import Array
-from .recipe.recipe import SEVERAL, unsupported
+from .recipe.recipe import unsupported
 from .zoo.catalogue import network_files
 
 Engine = Callable[[Array], Array]

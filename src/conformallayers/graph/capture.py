@@ -12,13 +12,12 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConformalError, cause_line, refusal, shape_text
+from ..errors import SEVERAL, ConformalError, cause_line, refusal, shape_text
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.functions import Batch, Replacement, call_text, modules_of
 from ..nn.registry import shape_after
 from ..nn.sequential import ConformalSequential
-from ..recipe.recipe import SEVERAL
 from .graph import INPUT, CompositeLayers, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
 from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from math import prod
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import SEVERAL, ConformalError, refusal, shape_text
 from ..utils.text import Block, Printed
 
 INPUT = "x"  # the name of the input value
@@ -28,7 +28,6 @@ Run = Callable[..., Any]  # (operation, holder of the constants, *input values) 
 Positive = Annotated[int, 1]
 Size = Annotated[int, 0]
 
-SEVERAL = "return of "  # begins the name of the call that returns several outputs
 TORCH_ONLY = "Fold only the layers before it: cl.fold(model.part, shape)."
 
 
