@@ -15,10 +15,10 @@ from ...utils.files import replace_files
 from ...utils.text import size
 from .. import integer_operations as integer
 from ..numpy.network import Network
+from ..places import Array
 from ..recipe import Recipe
 from ..simplify import simplified
 from ..torch.module import RecipeModule
-from .constants import Array
 from .files import DEFAULT, CExport, texts_of
 from .integers import WRITE
 from .program import Program

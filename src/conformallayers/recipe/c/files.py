@@ -14,7 +14,8 @@ import numpy as np
 
 from ... import __version__
 from ...utils.text import count, size
-from .constants import QUAD, Array, Constant, number
+from ..places import Array
+from .constants import QUAD, Constant, number
 from .program import Program
 from .text import fill, quoted
 
