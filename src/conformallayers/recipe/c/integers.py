@@ -93,30 +93,31 @@ def _finish(op: integer.Accumulated, program: Program) -> tuple[str, str, str]:
     """Return how a sum of the channel c becomes a result, and the parameters and arguments for it."""
     constants = program.recipe.constants
     taus = [program.scalar(name) for name in op.inputs[1:]]
-    parameters, arguments = [""], [""]
+    parameters, arguments = list[str](), [""]
 
-    def argument(kind: str, text: str) -> str:
-        parameters.append(f"const {kind}p{len(arguments)}")
+    def argument(parameter: str, text: str) -> str:
+        parameters.append(f"const {parameter}")
         arguments.append(text)
-        return parameters[-1].split()[-1].lstrip("*")
+        return parameter.split()[-1].lstrip("*")
 
-    def array(kind: str, name: str) -> str:
-        return f"{argument(f'{kind} *', program.array(name, program.constant(name), kind))}[c]"
+    def array(parameter: str, name: str) -> str:
+        values = program.array(name, program.constant(name), parameter.split()[0])
+        return f"{argument(parameter, values)}[c]"
 
-    found = "sums[n]" if op.bias is None else f"(sums[n] + {array('int32_t', op.bias)})"
+    found = "sums[n]" if op.bias is None else f"(sums[n] + {array('int32_t *bias', op.bias)})"
     if op.multiplier is None:
-        text = f"apart((double){found} * {array('double', op.scale or '')})"
-        text += f" / {argument('double ', taus[0])}" if taus else ""
-        text += f" + {array('double', op.offset)}" if op.offset is not None else ""
+        text = f"apart((double){found} * {array('double *scale', op.scale or '')})"
+        text += f" / {argument('double tau', taus[0])}" if taus else ""
+        text += f" + {array('double *offset', op.offset)}" if op.offset is not None else ""
         text = f"(float)({text})"
     else:
-        # Behind a product shifted to 32 bits stands its upper word, if multipliers have room for it.
+        # A shift by 32 bits takes the upper word of a product, if multipliers have room for it.
         spare, factors = 32 - op.shift, program.constant(op.multiplier)
         upper = spare > 0 and factors.max() * 2.0**spare < 2**31
         name = program.array(op.multiplier, factors * 2.0 ** (spare * upper), "int32_t")
-        product = f"(int64_t){found} * {argument('int32_t *', name)}[c]"
-        addend = "0" if op.addend is None else array("int32_t", op.addend)
-        factor = argument("int32_t ", f"factor_of({_ONE}, {taus[0]})") if taus else "-1"
+        product = f"(int64_t){found} * {argument('int32_t *multiplier', name)}[c]"
+        addend = "0" if op.addend is None else array("int32_t *addend", op.addend)
+        factor = argument("int32_t factor", f"factor_of({_ONE}, {taus[0]})") if taus else "-1"
         sums = zip(op.largest_sums(constants.__getitem__), constants[op.multiplier], strict=True)
         most = max(int(a) * int(b) >> op.shift for a, b in sums)
         text = _feature(
@@ -190,7 +191,8 @@ def _products(
     else:
         rows = np.pad(kernel, [(0, 0), (0, entries - taps)])
         room, kind = entries * min(2, prod(windows.positions)) // 2 + 2, "wide_t"
-    function = program.template("depthwise" if depthwise else "products", "conv", words)
+    name = "matmul" if isinstance(op, integer.IntegerMatmul) else "conv"
+    function = program.template("depthwise" if depthwise else "products", name, words)
     w = program.array(op.weight, rows, "int8_t", quads=not depthwise)
     ends = f"{program.read(x)}, {w}, {program.read(y)}, ({kind} *)({program.scratch(room)})"
     program.emit(f"{function}({ends}{arguments});")
@@ -202,7 +204,7 @@ def _products(
 @WRITE.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, program: Program) -> None:
     (x, *taus), (y,) = op.inputs, op.outputs
-    entry, found, name, factor = "v[n]", "sums[n]", "foundpool", f"{op.multiplier}"
+    entry, found, name, factor = "v[n]", "sums[n]", "sum_pool", f"{op.multiplier}"
     if taus:
         factor = f"factor_of({factor}, {program.scalar(taus[0])})"
     parameters, arguments = ", int32_t multiplier, int32_t shift", f", {factor}, {op.shift}"

@@ -211,9 +211,9 @@ def _emit_conv(
     if windows.depthwise:
         kernel = kernel.reshape(1, windows.groups, -1)
     (x, b, y, offset), w = ends, program.array(name, in_blocks(kernel))
-    function = program.function(
-        "conv", indented(conv_lines(windows, epilogue, title, program.speed), 0) + "\n"
-    )
+    text = indented(conv_lines(windows, epilogue, title, program.speed), 0) + "\n"
+    kind = "matmul" if isinstance(program.operation, layer.Matmul) else "conv"
+    function = program.function(kind, text)
     arguments = [x, w, b, program.read(y, offset)]
     if windows.is_padded:
         planes, rows, _ = windows.axes

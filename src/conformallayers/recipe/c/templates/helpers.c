@@ -96,7 +96,7 @@ static void times_runs(const float *w, const uint16_t *runs, const uint16_t *pla
    positions of x and of y; for the axes the sizes in and out, and the steps from one entry of a
    window to the next; then, axis by axis, the first entries of all windows and where these end. */
 static void $name(const $V *x, $V *y,
-                  const int32_t *g$P)
+        const int32_t *g$P)
 {
     const int32_t channels = g[0], *in = g + 3, *to = g + 6, *step = g + 9;
     const int32_t *a = g + 12, *b = a + 2 * to[0], *d = b + 2 * to[1];
@@ -194,12 +194,6 @@ static double squares(const float *x, int32_t count)
 static double ratio(double n, double t)
 {
     return t == 0 ? 0 : n / t;
-}
-
-//: positive
-static double positive(double n)
-{
-    return n < 0 ? 0 : n;
 }
 
 //: limited

@@ -279,13 +279,15 @@ static inline void window(const int8_t *x, wide_t *to, const int32_t *g, int32_t
 }
 
 //: products
-/* $A in int8. Two windows are multiplied by two rows of
-   weights at a time. g: groups; outputs, channels and entries of a window in each; entries between
-   positions of x, of y; for three axes the sizes of x and y, the taps of a window, the steps of
-   windows, the pads, the steps of taps. */
-static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
+/* $A in int8.
+   Two windows are multiplied by two rows of weights at a time. g: groups; outputs, channels and
+   entries of a window in each; entries between positions of x, of y; for three axes the sizes of
+   x and y, the taps of a window, the steps of windows, the pads, the steps of taps. */
+static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns,
+        $P)
 {
-    static const int32_t g[] = {$G};
+    static const int32_t g[] = {
+        $G};
     const int32_t outputs = g[1], entries = g[3], step = g[5], *to = g + 9;
     int32_t group, p, q, r, o, n;
     for (group = 0; group < g[0]; group++) {
@@ -308,7 +310,8 @@ static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
                             if (n == 2 && t % 2 != 0)
                                 break;
                             if (o + n % 2 < outputs)
-                                at[n / 2 * step + o + n % 2] = $R;
+                                at[n / 2 * step + o + n % 2] =
+                                    $R;
                         }
                     }
                     at += 2 * step;
@@ -337,9 +340,11 @@ static void $name(const int8_t *x, const int8_t *w, $T *y, wide_t *columns$P)
 /* $A in int8.
    Every channel has a kernel of its own. Four channels are summed at a time; their
    weights lie side by side. Windows beside the map read zeros. For g see "products". */
-static void $name(const int8_t *x, const int8_t *w, $T *y, int8_t *zeros$P)
+static void $name(const int8_t *x, const int8_t *w, $T *y, int8_t *zeros,
+        $P)
 {
-    static const int32_t g[] = {$G};
+    static const int32_t g[] = {
+        $G};
     const int32_t *in = g + 6, *to = g + 9, *taps = g + 12, *stride = g + 15, *pad = g + 18;
     const int32_t channels = g[0], *gap = g + 21;
     const int8_t *at[$N];
