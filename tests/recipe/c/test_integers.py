@@ -32,6 +32,12 @@ def test_features_take_a_byte_each(tmp_path: Path) -> None:
     plain, small = export(folded, tmp_path, name="a"), export(quantized, tmp_path, name="b")
     assert small.dtype == "int8"
     assert 3 * small.work_bytes < plain.work_bytes
+    said = {made.dtype: made.header.read_text("ascii") for made in (plain, small)}
+    assert "With a NaN in the image" in said["float32"]
+    assert "A NaN in the image counts as 0." in said["int8"]
+    for made in (plain, small):
+        found = re.findall(r"^static void (\w+)", made.source.read_text("ascii"), re.M)
+        assert {"conv", "norm_pool", "matmul"} <= set(found)
 
 
 @needs_compiler

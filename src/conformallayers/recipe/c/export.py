@@ -40,8 +40,9 @@ def export_c(
     """Write a folded network as ``<name>.h`` and ``<name>.c``: C99, no dependencies, no allocation.
 
     ``int <name>_predict(const float *image, float *out)`` returns the index of the largest output, or -1 if
-    there is a NaN. ``<name>_predict_with`` takes its work memory as well and may run in many threads. The default
-    name adds ``cl_predict``, the macro ``<NAME>_SELF_TEST`` a test on one image. All files are written, or none.
+    there is a NaN (int8 reads one in the image as 0). ``<name>_predict_with`` takes its work memory as well and may
+    run in many threads. The default name adds ``cl_predict``, the macro ``<NAME>_SELF_TEST`` a test on one image.
+    All files are written, or none.
 
     Args:
         folded: the result of :func:`conformallayers.fold`.

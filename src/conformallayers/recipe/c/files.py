@@ -20,6 +20,8 @@ from .program import Program
 from .text import fill, quoted
 
 DEFAULT = "cl_model"
+_NAN_SPREADS = "With a NaN in the image or in an output, all outputs are NaN and the result is -1."
+_NAN_IS_ZERO = "A NaN in the image counts as 0."
 _LIMIT = 1e-3  # error of the self-test, relative to the largest output: rounding stays far below
 
 
@@ -106,6 +108,7 @@ def texts_of(
         "origin": origin,
         "strategy": strategy,
         "labels": _labels(macro, folded.labels),
+        "nan": _NAN_IS_ZERO if result.dtype == "int8" else _NAN_SPREADS,
     }
     default = name == DEFAULT
     words |= _optional("header{}.h", words, default, program.reads_bytes)

@@ -36,7 +36,7 @@ extern "C" {
 /*
  * Run one image of ${macro}_INPUT_SIZE floats, the last axis running fastest. Fills
  * ${macro}_OUTPUT_SIZE outputs and returns the index of the largest, the first of equal
- * ones. With a NaN in the image or in an output, all outputs are NaN and the result is -1.
+ * ones. $nan
  *
  * work: ${macro}_WORK_SIZE floats that are overwritten. The three arrays must not overlap. Calls
  * with different work may run at the same time.
