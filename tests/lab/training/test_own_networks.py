@@ -76,7 +76,7 @@ def test_changed_or_lost_code_is_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        (NETWORK, "", "network: expected FILE.py:NAME, got"),
+        (NETWORK, "", "network: expected FILE.py:NAME or PACKAGE:NAME, got"),
         (NETWORK, "Tny", 'Did you mean "Tiny"?'),
         ("x = 1", "x", "Name a class or function that returns an nn.Module"),
         ("def f(): return 3", "f", "expected an nn.Module, got int"),
@@ -85,8 +85,8 @@ def test_changed_or_lost_code_is_refused(file: Path) -> None:
             "f",
             "expected a network that takes no arguments, got TypeError: missing a required argument: 'width'",
         ),
-        ("def f(): raise KeyError('hm')", "f", "KeyError: 'hm'"),
-        ("import no_such_thing", "f", "ModuleNotFoundError"),
+        ("def f(): raise KeyError('hm')", "f", "KeyError: 'hm'. Correct the code."),
+        ("import no_such_thing", "f", "Install no_such_thing, or correct the name."),
         ("def f(:", "f", "SyntaxError"),
         ("import sys\nsys.exit('enough')", "f", "got SystemExit: enough"),
     ],

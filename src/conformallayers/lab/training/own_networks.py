@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Build = Callable[..., "nn.Module"]
-_REMEDY = "Name a class or function that returns an nn.Module: FILE.py:NAME."
+_REMEDY = "Name a class or function that returns an nn.Module: FILE.py:NAME or PACKAGE:NAME."
 
 
 def is_own(network: str) -> bool:
@@ -52,7 +52,7 @@ def find_network(network: str, source: str | None = None) -> Build:
         require_choice("network", network, known, "Name one, or FILE.py:NAME.")
         return getattr(networks, network)  # type: ignore[no-any-return]
     if not file or not name.isidentifier():
-        raise refusal("network", "FILE.py:NAME", repr(network), _REMEDY)
+        raise refusal("network", "FILE.py:NAME or PACKAGE:NAME", repr(network), _REMEDY)
     is_file = file.endswith(".py")
     code = _read(file, name, source) if is_file else b""
     # Modules beside it can be imported, as Python does for a script; of a package, as python -m does.
@@ -62,8 +62,10 @@ def find_network(network: str, source: str | None = None) -> Build:
     try:
         module = _run_file(file, code) if is_file else importlib.import_module(file)
     except (Exception, SystemExit) as error:  # code of the user
-        got = f"{type(error).__name__}: {error}"
-        raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
+        got, remedy = f"{type(error).__name__}: {error}", "Correct the code."
+        if isinstance(error, ModuleNotFoundError):
+            remedy = f"Install {error.name}, or correct the name."
+        raise refusal(f"network {file}", "code that can be imported", got, remedy) from error
     build: Build | None = getattr(module, name, None)
     if not callable(build):
         own = [key for key, value in vars(module).items() if callable(value)]
@@ -76,18 +78,19 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
     """Call the class or function of a file and check that it returns a module."""
     from torch import nn
 
+    takes = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "no arguments"
+    expected, remedy = f"a network that takes {takes}", "Give other arguments default values."
     try:
         inspect.signature(build).bind(**given)
+        expected, remedy = "an nn.Module", "Correct the code."
         module = build(**given)
     except ConformalError:
         raise
     except (Exception, SystemExit) as error:  # code of the user
         got = f"{type(error).__name__}: {error}"
-        takes = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "no arguments"
-        expected, remedy = f"a network that takes {takes}", "Give other arguments default values."
         raise refusal(f"network {network}", expected, got, remedy) from error
     if not isinstance(module, nn.Module):
-        raise refusal(f"network {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
+        raise refusal(f"network {network}", "an nn.Module", type(module).__name__, _REMEDY)
     return module
 
 
@@ -111,6 +114,8 @@ def plain_network(network: str, weights: Path | None) -> nn.Module:
         for kind, names in zip(("missing", "unexpected"), keys, strict=True):
             if names:
                 raise ValueError(f"{len(names)} {kind} keys, such as {', '.join(names[:3])}")
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
     except Exception as error:  # of torch, pickle or safetensors
         expected, remedy = f"a state_dict of {network}", "Save model.state_dict(), nothing else."
         got = f"{' '.join(str(error).split()):.400}".rstrip(".")
@@ -124,7 +129,8 @@ def _read(file: str, name: str, source: str | None = None) -> bytes:
         code = Path(file).read_bytes()
     except OSError as error:
         remedy = "Check the path; the code of a run must stay there unchanged."
-        raise refusal("network", f"the code of {name} in {file}", str(error), remedy) from error
+        got = str(error.strerror)
+        raise refusal("network", f"the code of {name} in {file}", got, remedy) from error
     found = hashlib.sha256(code).hexdigest()
     if source not in (None, found):
         expected, got = f"{file} with the SHA-256 {str(source)[:12]}…", f"{found[:12]}…"
