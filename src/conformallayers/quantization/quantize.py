@@ -88,7 +88,7 @@ def _checked(folded: Any, images: Any) -> Tensor:
     x: Tensor = images.detach().to(device="cpu", dtype=folded.dtype)
     if not bool(x.isfinite().all()) or not x.any():
         got = "zeros alone" if x.isfinite().all() else f"some that are not finite in {x.dtype}"
-        raise refusal(_WHERE, "images that set scales", got, _IMAGES)
+        raise refusal(_WHERE, "finite images that are not all 0", got, _IMAGES)
     white = (folded.about or {}).get("white")
     if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
         got = f"{float(x.min()):g} to {float(x.max()):g}"

@@ -27,7 +27,9 @@ from .calibration import Calibration, multipliers, single_shift, weight_scales
 
 RUN = Runtime("int8")
 _POOLS = layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool
-_ALIKE = "Replace it, in gates too, by ReLU, ReLU6, LeakyReLU or nearest upsampling; it may stay at the end."
+_ALIKE = (
+    "Use ReLU, ReLU6 or LeakyReLU between layers, nearest for upsampling; it may stay at the end."
+)
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
 # Operations on floats that round alike in all runtimes, so that integers may follow.
 _EXACT = (

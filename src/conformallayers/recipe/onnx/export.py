@@ -174,8 +174,8 @@ def _opened(runtime: Any, model: str | bytes, threads: int | None = None) -> Cal
     try:
         session = inference_session(runtime, model, threads)
     except Exception as error:
-        got = f"what ONNX Runtime {runtime.__version__} does not run: {cause_line(error)}"
-        raise refusal(_WHERE, "operators that it has", got, _REMEDY) from error
+        expected = f"a graph that ONNX Runtime {runtime.__version__} runs"
+        raise refusal(_WHERE, expected, cause_line(error), _REMEDY) from error
     return lambda x: session.run([OUTPUT], {INPUT: x})[0]
 
 
@@ -218,8 +218,8 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
     try:
         onnx.checker.check_model(name, full_check=True)
     except Exception as error:
-        got = f"what onnx refuses: {cause_line(error)}"
-        raise refusal(_WHERE, "a valid model", got, _REMEDY) from error
+        expected = "a model that onnx.checker accepts"
+        raise refusal(_WHERE, expected, cause_line(error), _REMEDY) from error
     runtime = _runtime()
     if runtime is not None:
         check_engine(_WHERE, "ONNX Runtime", _opened(runtime, name), folded, _REMEDY)
