@@ -86,6 +86,9 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["export", "digits-micro", "--format", "onnx", "--name", "x"], "expected c for --name, got onnx. Leave --name out."),
         (["quantize", "digits-micro", "--out", "/dev/null/x"], "/dev/null/x: Not a directory"),
         (["sweep", "torch.nn:Identity", "digits", "--out", "/dev/null"], "expected parameters to train"),
+        (["demo", "--out", __file__], f"{__file__}: expected a folder, got a file. Name another"),
+        (["fold", "torch.nn:Identity", "--shape", "3", "--weights", "none", "--out", "x"], "none: No such file"),
+        (["experiment", "7", "--variants", "x"], "expected one of plain, 'plain, rate × 0.5', "),
     ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line_with_a_suggestion(

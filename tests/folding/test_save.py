@@ -159,7 +159,7 @@ def test_an_ending_of_another_format_is_refused(ending: str, tmp_path: Path) -> 
 def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     folded = cl.fold(net("chain"), SHAPE)
     for place in (tmp_path, os.devnull):
-        with pytest.raises(cl.ConformalError, match="expected a file or a free name, got a "):
+        with pytest.raises(cl.ConformalError, match="expected the path of a file, got a "):
             cl.save(folded, place)
     cl.save(folded, tmp_path / "new" / "one" / "net")  # a missing folder is created
     assert [file.name for file in (tmp_path / "new" / "one").iterdir()] == ["net"]

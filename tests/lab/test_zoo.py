@@ -36,7 +36,7 @@ def test_file_is_as_accurate_as_its_run(
     )
     assert record.command.startswith("conformallayers train LeNetCL digits ")
     assert "--out" not in record.command
-    said = f"digits-lenetcl: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes\n"
+    said = f"Wrote {path}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes\n"
     assert capsys.readouterr().out == said
     data = load("digits")
     with torch.no_grad():
@@ -52,6 +52,6 @@ def test_wrong_runs_are_refused_before_anything_is_written(run: Path, tmp_path: 
     with pytest.raises(cl.ConformalError, match=r"^zoo build: digits-lenetcl: expected the acc"):
         build_zoo([run], out)
     result.write_text(before)
-    with pytest.raises(cl.ConformalError, match=r"finished run, got a folder without result\.json"):
+    with pytest.raises(cl.ConformalError, match=r"finished run, got no result\.json in it"):
         build_zoo([tmp_path], out)
     assert not out.exists()

@@ -61,7 +61,5 @@ def test_an_error_names_the_file_that_was_asked_for() -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConformalError, match=r"^write .*: expected a file or a free name, got a fol"
-    ):
+    with pytest.raises(ConformalError, match=r"^write .*: expected the path of a file, got a fol"):
         replace_file(tmp_path, [b"new"])

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"
+        if isinstance(error, FileExistsError):  # of a folder that is to be created
+            said = f"{error.filename}: expected a folder, got a file. Name another folder."
         print(f"conformallayers: {said}", file=sys.stderr)
         status = 1
     sys.exit(status)

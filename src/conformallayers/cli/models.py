@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
 
-from ..errors import refusal
+from ..errors import refusal, shape_text
 from ..lab.options import DataOptions, FoldOptions, PredictOptions
 
 if TYPE_CHECKING:
@@ -191,10 +191,9 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
     if options.labels is not None:
         labels = tuple(options.labels.read_text("utf-8", errors="replace").splitlines())
         if (len(labels),) != folded.output_shape:
-            expected, remedy = f"a label for each of {folded.output_shape}", "Write one per line."
-            raise refusal(
-                f"{command} --labels {options.labels}", expected, f"{len(labels)}", remedy
-            )
+            expected = f"one label for each output of {shape_text(folded.output_shape)}"
+            got, remedy = f"{len(labels)} lines", "Write one label on each line."
+            raise refusal(f"{command} --labels {options.labels}", expected, got, remedy)
         folded.labels = labels
     return folded
 

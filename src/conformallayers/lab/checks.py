@@ -20,7 +20,8 @@ def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) 
     """Refuse a value that is none of the choices, and suggest the closest one."""
     known = list(choices)
     if value not in known:
-        expected = f"one of {', '.join(known)}"
+        shown = (repr(name) if "," in name else name for name in known)
+        expected = f"one of {', '.join(shown)}"
         raise refusal(where, expected, repr(value), remedy + suggest(value, known))
 
 

@@ -44,7 +44,7 @@ def build_zoo(
             raise refusal(f"zoo build: {name}", expected, str(share), remedy)
         save(folded, path := out / f"{name}{ENDING}")
         records.append(record := read_record(path))
-        print(f"{name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
+        print(f"Wrote {path}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
     return records
 
 
@@ -52,7 +52,8 @@ def _folded_run(folder: Path) -> tuple[str, Folded]:
     """Return the name and the fold of a finished run, with the record as its notes."""
     where = f"zoo build {folder}"
     if not (folder / run_folder.RESULT).is_file():
-        got, remedy = f"a folder without {run_folder.RESULT}", "Train it to the end."
+        got = f"no {run_folder.RESULT} in it"
+        remedy = "Check the path, or finish the run: conformallayers train with --resume."
         raise refusal(where, "the folder of a finished run", got, remedy)
     result = run_folder.read_record(folder / run_folder.RESULT, where)
     loaded = load_model(folder, "zoo build")

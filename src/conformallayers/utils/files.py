@@ -108,6 +108,6 @@ def _mode(path: Path) -> int | None:
         os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)
         return None
     if not stat.S_ISREG(before):
-        expected, remedy = "a file or a free name", "Give the path of a file."
+        expected, remedy = "the path of a file", "Add the name of the file."
         raise refusal(f"write {os.fspath(path)}", expected, kind_of_file(before), remedy)
     return stat.S_IMODE(before)

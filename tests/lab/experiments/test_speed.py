@@ -62,7 +62,7 @@ def test_records_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     for content in (b"[]", b"{", b"\xff\xfe"):
         path.write_bytes(content)
         with pytest.raises(
-            cl.ConformalError, match=r"expected what a command has written, got something else"
+            cl.ConformalError, match=r"expected a file of conformallayers, got a damaged one"
         ):
             run(tmp_path)
     path.write_text(json.dumps({"rows": [], "options": {"batch": 2}}))

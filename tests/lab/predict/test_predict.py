@@ -131,11 +131,11 @@ def test_nothing_to_predict_is_an_error(
 ) -> None:
     out = tmp_path / "rows.csv"
     assert run_command("predict", grey, tmp_path, "--out", out) == 1
-    assert "expected something to predict, got none. Name" in capsys.readouterr().err
+    assert "expected at least one readable image, got none. Name" in capsys.readouterr().err
     assert run_command("predict", grey, tmp_path / "nothing.png", "--out", out) == 1
     error = capsys.readouterr().err
     assert "nothing.png: No such file or directory" in error
-    assert "got none that could be read (1 broken)" in error
+    assert "got 1 broken. Name images" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -183,7 +183,10 @@ def test_labels_of_ones_own_and_csv_without_formulas(
     assert [c["label"] for c in row["top"]] == [words[c["class"]] for c in row["top"]]
     names.write_text("one\ntwo\n")
     assert run_command(*fold) == 1
-    assert "names.txt: expected a label for each of (4,), got 2" in capsys.readouterr().err
+    assert (
+        "names.txt: expected one label for each output of (4,), got 2 lines"
+        in capsys.readouterr().err
+    )
 
 
 def test_out_is_written_whole_or_not_at_all(

@@ -89,16 +89,16 @@ def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("accuracy/accuracy.json", b"{", "accuracy.json: expected what a command has written"),
+        ("accuracy/accuracy.json", b"{", "accuracy.json: expected a file of conformallayers"),
         (
             "experiment3/times.json",
             b'{"rows": [{"depth": 1}]}',
-            "got something else (KeyError: 'millis",
+            "got a damaged one (KeyError: 'millis",
         ),
-        ("sweep/x/study.json", b"{}", "sweep: expected what a command has written"),
-        ("run/result.json", b"{}", "got something else (KeyError: 'samples')"),
-        ("run/confusion.csv", b"", "got something else (ValueError: not enough values"),
-        ("run/confusion.csv", b"\xff", "got something else (UnicodeDecodeError"),
+        ("sweep/x/study.json", b"{}", "sweep: expected a file of conformallayers"),
+        ("run/result.json", b"{}", "got a damaged one (KeyError: 'samples')"),
+        ("run/confusion.csv", b"", "got a damaged one (ValueError: not enough values"),
+        ("run/confusion.csv", b"\xff", "got a damaged one (UnicodeDecodeError"),
     ],
 )
 def test_damaged_files_are_refused(
@@ -138,4 +138,4 @@ def test_report_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert "report --results: expected a folder with results, got" in shown.err
     assert shown.out == f"Wrote {tmp_path / 'new' / 'page.html'}\n"
-    assert f"write {tmp_path}: expected a file or a free name, got a folder" in shown.err
+    assert f"write {tmp_path}: expected the path of a file, got a folder" in shown.err

@@ -62,7 +62,7 @@ class Dataset:
         total = len(self.train_labels)
         if not 0 <= validation < total or (validation > 1 and validation % 1):
             expected = f"a share below 1 or an integer below {total}"
-            raise refusal("validation", expected, str(validation), "0 holds out nothing.")
+            raise refusal("validation", expected, f"{validation:g}", "0 holds out nothing.")
         count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
         held_out, kept = order[:count].sort().values, order[count:].sort().values

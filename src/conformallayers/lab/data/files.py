@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import numpy.typing as npt
@@ -196,6 +197,12 @@ def _download(base: str, names: tuple[str, str], wanted: Collection[str]) -> dic
                     _read(stream, name), name, wanted if name == names[1] else [names[0]]
                 )
         except (OSError, HTTPException) as error:
-            reasons.append(f"{base}/{name}: {error}")
+            reasons.append(f"{base}/{name}: {_reason(error)}")
     remedy = "Name the folder that holds the files, or its address."
-    raise refusal("data get --source", "files at that address", "; ".join(reasons), remedy)
+    raise refusal("data get --source", "the files of the data set", "; ".join(reasons), remedy)
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of an error without the number and the file of the system."""
+    cause = error.reason if type(error) is URLError else error
+    return str(getattr(cause, "strerror", None) or cause)

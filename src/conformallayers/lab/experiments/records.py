@@ -108,7 +108,7 @@ class Records:
         try:
             self.add(measure())
         except ConformalError as error:
-            self._failed.append(", ".join(map(str, key)))
+            self._failed.append(", ".join(str(word) for word in key if word is not None))
             print(f"{self._failed[-1]}: {error}")
 
     def add(self, row: Row) -> None:
@@ -144,5 +144,5 @@ class Records:
             done = f"Interrupted: {len(self.rows)} rows kept."
             raise KeyboardInterrupt(f"{done} To go on, repeat the command.") from error
         if self._failed:
-            got, remedy = f"the errors above in {'; '.join(self._failed)}", "Repeat the command."
-            raise refusal(self.command, "every row measured", got, remedy)
+            got = f"the errors above in {len(self._failed)} rows"
+            raise refusal(self.command, "every row measured", got, "Repeat the command.")

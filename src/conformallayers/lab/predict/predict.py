@@ -72,9 +72,9 @@ def _write(batches: Iterable[list[Row]], stream: TextIO, format: str, top: int) 
             raise ClosedPipe from error
         good, broken = good + len(rows), broken + len(batch) - len(rows)
     if not good:
-        got = f"none that could be read ({broken} broken)" if broken else "none"
-        remedy = "Name images, or folders with them."
-        raise refusal("predict PATHS", "something to predict", got, remedy)
+        got = f"{broken} broken" if broken else "none"
+        remedy = "Name images, or folders of images."
+        raise refusal("predict PATHS", "at least one readable image", got, remedy)
     print(f"{good} predicted, {broken} broken", file=sys.stderr)
     return broken
 

@@ -125,13 +125,13 @@ def read_record(path: Path, where: str) -> dict[str, Any]:
 
 @contextmanager
 def readable(where: str, path: Path) -> Iterator[None]:
-    """Refuse files of a run or an experiment that something else has written."""
+    """Refuse files of a run or an experiment that are damaged."""
     try:
         yield
     except ConformalError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        expected, got = "what a command has written", f"something else ({cause_line(error)})"
+        expected, got = "a file of conformallayers", f"a damaged one ({cause_line(error)})"
         raise refusal(f"{where}, {path}", expected, got, "Restore or remove it.") from error
 
 
