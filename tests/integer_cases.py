@@ -1,4 +1,4 @@
-"""Conformance cases of operations on whole numbers: a runtime has them only if every number is equal."""
+"""Conformance cases of operations on integers: a runtime has them only if every number is equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMULAS = {  # of activations
 
 
 def _whole(builder: RecipeBuilder, name: str, *shape: int, most: int = 127) -> str:
-    """Keep whole numbers: int8 up to 127, int32 above."""
+    """Keep integers: int8 up to 127, int32 above."""
     generator = torch.Generator().manual_seed(sum(shape) + len(name))
     dtype = torch.int8 if most <= integer.LEVELS else torch.int32
     low = -most if name != "multiplier" else most // 2
@@ -158,13 +158,13 @@ def _rows(*, tau: bool, count: int, bits: int) -> Recipe:
 def integer_builders() -> Iterator[tuple[str, Any]]:
     """Yield the names of all cases, and functions that make their recipes."""
     for axes in (1, 2, 3):
-        yield f"whole numbers {axes}d", partial(_classifier, axes)
+        yield f"integers {axes}d", partial(_classifier, axes)
     for rule in FORMULAS:
         for offset in (0.0, 1.5):
-            yield f"whole points {rule} {offset}", partial(_points, rule, offset)
+            yield f"integer points {rule} {offset}", partial(_points, rule, offset)
     for kinds in (("sum", "norm"), ("norm", "sum", "norm"), ("sum", "norm", "sum"), ("norm",)):
         for low in (0, -127):
-            yield f"whole pools {kinds} {low}", partial(_pooled, kinds, low)
-    yield "whole rows", partial(_rows, tau=False, count=5, bits=11)
-    yield "whole rows over tau", partial(_rows, tau=True, count=5, bits=6)
-    yield "whole rows of many", partial(_rows, tau=False, count=1500, bits=14)
+            yield f"integer pools {kinds} {low}", partial(_pooled, kinds, low)
+    yield "integer rows", partial(_rows, tau=False, count=5, bits=11)
+    yield "integer rows over tau", partial(_rows, tau=True, count=5, bits=6)
+    yield "integer rows of many", partial(_rows, tau=False, count=1500, bits=14)

@@ -199,7 +199,7 @@ def compiler(machine: str) -> list[str]:
 
 
 def small_networks() -> dict[str, Any]:
-    """Return folds of every kind: of points, with stages, windows, whole numbers."""
+    """Return folds of every kind: of points, with stages, windows, integers."""
     kinds = (
         "points published",
         "points gnomonic",

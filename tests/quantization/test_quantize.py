@@ -12,10 +12,10 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe import layer_operations as layer
+from integer_numbers import assert_same_everywhere, torch_numbers
 from models import EMBEDDINGS, Generator
 from programs import hard
 from support import assert_says
-from whole_numbers import assert_same_everywhere, torch_numbers
 
 
 class Draw(Generator):

@@ -10,9 +10,9 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.recipe import integer_operations as integer
+from integer_numbers import assert_same_everywhere, torch_numbers
 from programs import hard
 from support import assert_says
-from whole_numbers import assert_same_everywhere, torch_numbers
 
 
 def images(shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Conformance cases of whole numbers: every runtime has the numbers of torch, all of them equal."""
+"""Conformance cases of integers: every runtime has the numbers of torch, all of them equal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from conformallayers.folding.folded import Folded
 from conformallayers.recipe.integer_operations import KINDS
 from conformallayers.recipe.torch.operations import RUN
 from integer_cases import integer_builders
+from integer_numbers import all_values, assert_same_everywhere, same, torch_numbers, whole_values
 from programs import hard
-from whole_numbers import all_values, assert_same_everywhere, same, torch_numbers, whole_values
 
 BUILDERS = dict(integer_builders())
 
@@ -40,8 +40,8 @@ def test_the_cases_have_every_operation() -> None:
     assert found >= set(KINDS)
 
 
-def test_a_fold_in_float64_has_the_same_whole_numbers() -> None:
-    recipe = BUILDERS["whole points projective 1.5"]()
+def test_a_fold_in_float64_has_the_same_integers() -> None:
+    recipe = BUILDERS["integer points projective 1.5"]()
     x = torch.randn(20, *recipe.input_shape)
     single, wide = (Folded(recipe, dtype, {}) for dtype in (torch.float32, torch.float64))
     a = all_values(RUN, single, x)
@@ -52,7 +52,7 @@ def test_a_fold_in_float64_has_the_same_whole_numbers() -> None:
 
 
 def test_autocast_changes_nothing() -> None:
-    recipe = BUILDERS["whole numbers 2d"]()
+    recipe = BUILDERS["integers 2d"]()
     fold, x = Folded(recipe, torch.float32, {}), torch.randn(5, *recipe.input_shape)
     expected = torch_numbers(fold, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):

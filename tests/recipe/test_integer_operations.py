@@ -1,4 +1,4 @@
-"""Operations on whole numbers: what a recipe may ask of them, in memory and in files."""
+"""Operations on integers: what a recipe may ask of them, in memory and in files."""
 
 from __future__ import annotations
 

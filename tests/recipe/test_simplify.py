@@ -15,7 +15,7 @@ from integer_cases import FORMULAS
 from recipe_cases import RECIPE_CASES, RecipeCase
 from support import samples
 
-FLOATS = [case for case in RECIPE_CASES if "whole" not in case.name]
+FLOATS = [case for case in RECIPE_CASES if "integer" not in case.name]
 
 
 def with_arrays(recipe: Recipe) -> Recipe:

@@ -1,4 +1,4 @@
-"""The arithmetic on whole numbers, for numpy arrays, torch tensors and values of ONNX graphs alike."""
+"""The arithmetic on integers, for numpy arrays, torch tensors and values of ONNX graphs alike."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def column(scalars: Number, x: Number) -> Number:
 
 @dataclass(frozen=True)
 class IntegerArithmetic:
-    """The operations on whole numbers, made of functions in which numpy, torch and ONNX differ.
+    """The operations on integers, made of functions in which numpy, torch and ONNX differ.
 
-    Features are whole numbers in float32, scalars of samples are float64. Sums are float64 too, or float32 where
+    Features are integers in float32, scalars of samples are float64. Sums are float64 too, or float32 where
     ``fits_single`` of the operation allows it.
 
     Args:
@@ -46,7 +46,7 @@ class IntegerArithmetic:
         products: (operation, holder, q) → the exact sums of products of a convolution or matrix, with the bias.
         windows: (operation, holder, q, factor) → the exact sums of windows, times a power of two.
         ratio: (number, x) → their quotient, rounded once.
-        rounded, floor, clip: to whole numbers, ties to even; downwards; between two numbers.
+        rounded, floor, clip: to integers, ties to even; downwards; between two numbers.
         column: (scalars, x) → the scalars in a shape that broadcasts to x.
     """
 
@@ -123,7 +123,7 @@ class IntegerArithmetic:
         if not taus and addend is None:
             return self._clipped(parts, op.low)
         parts = self.rounded(parts)
-        # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
+        # Division by τ as a product with G = round(2^23/τ), so that all that follows is integers.
         for tau in taus:
             factor = self._over_tau(2.0**integer.FACTOR_BITS, tau) * 2.0**-integer.FACTOR_BITS
             parts = self.rounded(parts * self.column(factor, parts))
@@ -132,7 +132,7 @@ class IntegerArithmetic:
         return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
 
     def _over_tau(self, number: float, tau: Number) -> Number:
-        """Return number/τ as a whole number of 24 bits at most."""
+        """Return number/τ as an integer of 24 bits at most."""
         found = self.rounded(self.ratio(number, tau))
         return self.clip(found, 0.0, integer.MULTIPLIERS - 1.0)
 

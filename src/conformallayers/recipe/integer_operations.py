@@ -1,9 +1,9 @@
-"""Operations on whole numbers: 8-bit features and weights, 32-bit sums, bit-exact in every runtime.
+"""Operations on integers: 8-bit features and weights, 32-bit sums, bit-exact in every runtime.
 
-A feature is a whole number q from -127 to 127. It represents ``s·q`` with a scale s, or ``s·q/τ`` with the
+A feature is an integer q from -127 to 127. It represents ``s·q`` with a scale s, or ``s·q/τ`` with the
 coordinate τ of the sample; recipes hold no scales, only factors between them. A sum p of products becomes a
 feature by a multiplier M and a shift, ``q = clip(p·M/2^shift)``. Quotients by powers of two are rounded to
-the nearest whole number, ties to even. No number passes 2^53, so that float64 is as exact as int64. With a
+the nearest integer, ties to even. No number passes 2^53, so that float64 is as exact as int64. With a
 shift of at most 17 float32 is as exact: products of 24 bits and more are clipped.
 ReLU, max pooling, pads of zeros and changes of shape are the operations of float features.
 
@@ -38,8 +38,8 @@ MULTIPLIERS = 2**24  # above every multiplier and every G
 SHIFTS = 62  # above every shift
 PART_BITS = 6
 FACTOR_BITS = 23
-EXACT = 2**53  # below it float64 has every whole number
-EXACT_SINGLE = 2**24  # below it float32 has every whole number
+EXACT = 2**53  # below it float64 has every integer
+EXACT_SINGLE = 2**24  # below it float32 has every integer
 SINGLE_SHIFT = 17  # the largest with which float32 has p·M, or p·M is clipped: 127.5·2^17 < 2^24
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite

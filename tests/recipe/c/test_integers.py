@@ -1,4 +1,4 @@
-"""Programs of whole numbers: no float in their loops, a byte for each feature."""
+"""Programs in integers: no float in their loops, a byte for each feature."""
 
 from __future__ import annotations
 

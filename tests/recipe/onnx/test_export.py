@@ -174,7 +174,7 @@ def without_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_runtime")
-@pytest.mark.parametrize("name", [TYPICAL, "whole points projective 1.5", "whole numbers 2d"])
+@pytest.mark.parametrize("name", [TYPICAL, "integer points projective 1.5", "integers 2d"])
 def test_without_onnxruntime_the_evaluator_of_onnx_compares(name: str, path: Path) -> None:
     export_onnx(network(name), path)
     assert [entry.version for entry in onnx.load(path).opset_import] == [20]

@@ -14,8 +14,8 @@ from conformallayers.recipe import integer_operations as integer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.recipe.torch.operations import RUN, _root
+from integer_numbers import all_values
 from oracle import exact_output, relative_error
-from whole_numbers import all_values
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

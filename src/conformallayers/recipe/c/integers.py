@@ -1,4 +1,4 @@
-"""Operations on whole numbers in C: one function each, of (operation, program), which appends statements.
+"""Operations on integers in C: one function each, of (operation, program), which appends statements.
 
 Features are int8_t, maps have their channels last. A convolution copies two windows at a time as 16-bit numbers
 and multiplies them by two rows of weights at once, which the DSP instructions of a Cortex-M4 do by pairs.

@@ -1,6 +1,6 @@
 /*
- * The functions of programs with whole numbers; see helpers.c. There are no floats in their loops but where
- * an image is read and where outputs are written.
+ * The functions of programs in integers; see helpers.c. Their loops have no floats but where an image is
+ * read and where outputs are written.
  */
 
 //: apart
@@ -12,7 +12,7 @@ static double apart(double x)
 }
 
 //: rounded
-/* p / 2^shift, rounded to the nearest whole number, to the even one of two. */
+/* p / 2^shift, rounded to the nearest integer, ties to even. */
 static inline int64_t rounded(int64_t p, int32_t shift)
 {
     const int64_t half = shift > 0 ? ((int64_t)1 << (shift - 1)) - 1 + ((p >> shift) & 1) : 0;
@@ -55,7 +55,7 @@ static inline int8_t feature_of_large(int64_t p, int32_t shift, int32_t parts, i
 }
 
 //: factor_of
-/* A number / tau as a whole number of 24 bits. */
+/* A number / tau as an integer of 24 bits. */
 static int32_t factor_of(double number, double tau)
 {
     const double found = rint(number / tau);
@@ -79,7 +79,7 @@ static inline float peak(float found, float v)
 }
 
 //: quantized
-/* A number as a feature. Adding 1.5 * 2^23 rounds it, to the even one of two. */
+/* A number as a feature. Adding 1.5 * 2^23 rounds it, ties to even. */
 static inline int8_t quantized(float v)
 {
     const float near = v + 12582912.0f, whole = near - 12582912.0f;

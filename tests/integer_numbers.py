@@ -41,7 +41,7 @@ def whole_values(recipe: Recipe) -> list[str]:
 
 
 def assert_same_everywhere(fold: Any, x: Tensor, folder: Path) -> None:
-    """Run samples in every runtime: every output is equal, and in torch and numpy every whole number."""
+    """Run samples in every runtime: every output is equal, and in torch and numpy every integer."""
     expected = torch_numbers(fold, x)
     for name in ALL:
         if name != "JavaScript" and takes(name, fold):
