@@ -54,8 +54,9 @@ class Checkpoint:
                     entries.setdefault(int(index), {})[key] = value
                 optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
         except (RuntimeError, AttributeError, KeyError, ValueError) as error:
-            expected, reason = f"weights of {type(model).__name__}", " ".join(str(error).split())
-            raise refusal(self.path, expected, reason, _REMEDY) from error
+            expected = f"weights of {type(model).__name__}"
+            got = f"{' '.join(str(error).split()):.400}".rstrip(".")
+            raise refusal(self.path, expected, got, _REMEDY) from error
 
     def _with_prefix(self, prefix: str) -> dict[str, Tensor]:
         found = self.tensors.items()
