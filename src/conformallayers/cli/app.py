@@ -87,6 +87,13 @@ def _usage_error(error: "CycloptsError") -> str:
     return f"unknown option {option}.{suggest(option, known)}"
 
 
+def _default_text(value: object) -> str | None:
+    """Write a default as on the command line; omit an empty one, None and False."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or None
+    return None if value is None or value is False else str(value)
+
+
 def build_app() -> "App":
     """Return the commands."""
     from cyclopts import App, Parameter
@@ -99,7 +106,9 @@ def build_app() -> "App":
         help="Train deep, run shallow: train, fold, measure, quantize and export networks.",
         version=__version__,
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(consume_multiple=True, negative_iterable=""),
+        default_parameter=Parameter(
+            consume_multiple=True, negative_iterable="", show_default=_default_text
+        ),
     )
     # The options of train are the fields of a model of pydantic, whose import takes time.
     summary = "Train a network, and measure it folded and layer by layer."

@@ -14,10 +14,10 @@ data = App(name="data", help="List, check and download the image data sets.")
 
 @data.command(name="list")
 def list_(*, data_root: Path | None = None) -> None:
-    """List the known data sets and where they were found.
+    """List the known data sets and where they are.
 
     Args:
-        data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
+        data_root: Folder of the data sets; by default the variable CONFORMALLAYERS_DATA, else ./data.
     """
     from ..lab.data import files
 
@@ -30,8 +30,8 @@ def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = DataOptio
     """Read and check data sets; exit with 1 if a file is missing or bad.
 
     Args:
-        names: Names of the data sets; all that are found if none is given.
-        options.verify: Compare checksums; if not, check the format only.
+        names: Names of the data sets; by default all that are found.
+        options.verify: Compare checksums; --no-check checks the format alone.
     """
     from ..lab.data import files
     from ..lab.data.datasets import load
@@ -58,7 +58,7 @@ def get(
     Args:
         names: Names of the data sets.
         source: Folder or URL that has the files.
-        data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
+        data_root: Folder of the data sets; by default the variable CONFORMALLAYERS_DATA, else ./data.
     """
     from ..lab.data import files
 

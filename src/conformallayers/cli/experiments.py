@@ -41,7 +41,7 @@ def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = Bench
 
     Args:
         networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9", StageNet-micro, ResNet8, files written by
-            cl.save, run folders, and names of the zoo; all networks if none is given.
+            cl.save, run folders, and names of the zoo; by default all networks.
     """
     from ..lab.experiments.bench import run_bench
 
@@ -54,7 +54,7 @@ def device(
     """Run networks in C on an emulated Cortex-M4: accuracy, flash, RAM and instructions per image.
 
     Args:
-        networks: Names of the zoo, files written by cl.save, run folders; some of the zoo if none is given.
+        networks: Names of the zoo, files written by cl.save, or run folders; by default three of the zoo.
     """
     from ..lab.devices.emulator import run_devices
 
@@ -98,7 +98,7 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = SweepOpti
 
     best = run_sweep(network, dataset, options)["best"]
     if best is None:
-        print("No trial is complete: ask for more with --trials.")
+        print("No trial is complete: raise --trials.")
     else:
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
@@ -108,7 +108,7 @@ def inspect(run: Path, *, out: Path | None = None) -> None:
 
     Args:
         run: Run folder or checkpoint.
-        out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
+        out: Folder for inspect.txt and figures; by default results/inspect/RUN.
     """
     from ..lab.experiments.inspect_run import run_inspect
 
@@ -119,12 +119,12 @@ def inspect(run: Path, *, out: Path | None = None) -> None:
 def report(
     run: Path | None = None, *, results: Path = Path("results"), out: Path | None = None
 ) -> None:
-    """Write one HTML page: about a training run, or with all results beside the paper's numbers.
+    """Write an HTML page about a training run, or about all results beside the paper's numbers.
 
     Args:
-        run: Run folder; the results of the experiments if not given.
+        run: Run folder; by default the page is about the results of the experiments.
         results: Folder of the results of the experiments.
-        out: File to write; report.html in that folder if not given.
+        out: File to write; by default report.html in that folder.
     """
     from ..lab.report.page import write_report, write_run_report
 

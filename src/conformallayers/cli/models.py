@@ -30,7 +30,7 @@ def evaluate(
 
     Args:
         model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
-        dataset: Data set; the one it was trained on if not given.
+        dataset: Data set; by default the one it was trained on.
     """
     from ..lab.training.evaluate import evaluate as measure
 
@@ -61,13 +61,13 @@ def quantize(
     data: Flat[DataOptions] = DataOptions(),
     options: Flat[FoldOptions] = FoldOptions(),
 ) -> None:
-    """Turn a network into one of 8-bit integers, measure both on test images, and save it as one file.
+    """Quantize a network to 8-bit integers, measure both on test images, and save the result as one file.
 
     Args:
         model: Run folder, checkpoint, fold written by cl.save, a name of the zoo, or PACKAGE:FACTORY as in
             conformallayers fold.
         out: File to write; conformallayers export takes it.
-        images: Data set or folder of pictures; that of the training if not given. 512 training images set the
+        images: Data set or folder of pictures; by default that of the training. 512 training images set the
             scales, test images measure the accuracy.
     """
     from ..lab.training.evaluate import quantize_fold
@@ -97,12 +97,12 @@ def export(
         model: Run folder, checkpoint, fold written by cl.save, a name of the zoo, such as digits-micro, or
             PACKAGE:FACTORY as in conformallayers fold.
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
-            conformallayers.numpy has run).
+            conformallayers.numpy runs).
         out: Folder or file to write; --report needs none.
-        name: Name of the files and functions in C; cl_model if not given.
-        optimize: speed (if not given), or size: for C on processors without vectors or with little flash.
-        example: Write an example in C that needs no board, and a Makefile, as well.
-        report: Print flash and RAM of the program in C; nothing is written without --out.
+        name: Name of the files and functions in C; by default cl_model.
+        optimize: speed (the default), or size: C for processors without vectors or with little flash.
+        example: Also write an example program in C that runs on any computer, and its Makefile.
+        report: Print flash and RAM of the program in C; without --out nothing is written.
     """
     chosen = {"name": name, "optimize": optimize, "example": example}
     given: dict[str, Any] = {key: value for key, value in chosen.items() if value}
@@ -130,7 +130,7 @@ def export(
 def predict(
     model: Path, paths: tuple[str, ...], *, options: Flat[PredictOptions] = PredictOptions()
 ) -> None:
-    """Write the most likely classes of every image; exit with 1 if an image is broken.
+    """Predict the most likely classes of every image; exit with 1 if an image is broken.
 
     Args:
         model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo, such as
@@ -147,7 +147,7 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
     """Write a web page to draw on, which runs folded networks in JavaScript and needs no server.
 
     Args:
-        folds: Run folders, folds written by cl.save, or names of the zoo, from images to classes; mnist-micro if none is given.
+        folds: Run folders, folds written by cl.save, or names of the zoo, from images to classes; by default mnist-micro.
         out: File to write.
     """
     from ..lab.playground.page import write_playground
@@ -240,7 +240,7 @@ def build(
 
     Args:
         runs: Folders of finished runs.
-        out: Folder of the files; that of the package if not given.
+        out: Folder of the files; by default that of the package.
     """
     from ..lab.zoo import build_zoo
     from ..zoo.catalogue import FOLDER

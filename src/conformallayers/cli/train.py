@@ -36,7 +36,7 @@ def train(
     Args:
         network: Class of conformallayers.networks, such as LeNetCL, or one of your own: FILE.py:NAME.
         dataset: mnist, fashion-mnist, cifar10, digits, or a folder with one sub-folder per class.
-        out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
+        out: Folder of the run; by default runs/NETWORK-DATASET-seedN.
         resume: Continue the run in that folder.
         figures: Draw the curves, and write the confusion matrix of the test images.
     """

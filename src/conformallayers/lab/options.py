@@ -16,8 +16,8 @@ class DataOptions:
     """The location of the data sets.
 
     Args:
-        data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
-        verify: Compare the checksums of the data files; if not, accept any data in the same format.
+        data_root: Folder of the data sets; by default the variable CONFORMALLAYERS_DATA, else ./data.
+        verify: Compare the checksums of the data files; --no-check accepts any data in the same format.
     """
 
     data_root: Path | None = None
@@ -29,11 +29,11 @@ class FoldOptions:
     """How to fold a network; a fold is taken as it is.
 
     Args:
-        shape: Shape of one sample, such as 3,224,224; that of the stored training images if not given.
-        weights: State_dict of PACKAGE:FACTORY, a file of safetensors or torch.save.
-        strategy: auto, layers, conv, dense or banded.
-        dtype: float64, float32, float16 or bfloat16; that of the network if not given.
-        labels: Text file with the name of each class, one per line; those of the data set if not given.
+        shape: Shape of one sample, such as 3,224,224; by default that of the stored training images.
+        weights: File with the state_dict of PACKAGE:FACTORY, from safetensors or torch.save.
+        strategy: auto (the default), layers, conv, dense or banded.
+        dtype: Data type of the fold; by default that of the network.
+        labels: Text file with one class name per line; by default the names of the data set.
     """
 
     shape: str | None = None
@@ -48,15 +48,15 @@ class PredictOptions:
     """How to read images, run the network and write predictions.
 
     Args:
-        top: Classes per image.
-        format: table, csv or jsonl.
-        out: File for the rows; standard output if not given.
-        batch: Images to read and run at a time.
-        engine: torch, numpy or onnxruntime; a run is folded first.
-        threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
+        top: Number of classes per image.
+        format: Format of the output.
+        out: Output file; by default standard output.
+        batch: Images per batch.
+        engine: Engine that runs the fold.
+        threads: Threads of torch and ONNX Runtime in each process; by default as many as torch takes.
         ray: Share the work among processes with Ray Data.
-        workers: Processes of Ray.
-        address: Address of a running Ray cluster, for --ray; a local one is started if not given.
+        workers: Number of Ray processes.
+        address: Address of a running Ray cluster; by default a local one is started.
     """
 
     top: PositiveInt = 3
@@ -75,7 +75,7 @@ class ThreadOptions:
     """Options of all experiments.
 
     Args:
-        threads: Threads of torch; its own default if not given.
+        threads: Threads of torch; by default as many as torch takes.
     """
 
     threads: PositiveInt | None = None
@@ -86,9 +86,9 @@ class AccuracyOptions(DataOptions, ThreadOptions):
     """Options of experiments 1 and 2.
 
     Args:
-        dataset: Only cells of these data sets.
-        variant: Settings other than the paper's, by name, such as modern.
-        seed: Seeds of the weights and the order of the images; several are trained one by one.
+        dataset: Data sets to train on; by default all three.
+        variant: Named settings that replace the paper's, such as modern.
+        seed: Seeds of the weights and the order of the images, trained one after the other.
         out: Folder for the table of all cells.
     """
 
@@ -105,7 +105,7 @@ class DepthOptions(ThreadOptions):
     Args:
         depths: Numbers of convolutions.
         batch: Images per batch.
-        executions: Timed calls of each path at each depth.
+        executions: Timed calls per path and depth.
         out: Folder for times.json and the figure.
     """
 
@@ -134,9 +134,9 @@ class CostOptions(DataOptions, ThreadOptions):
 
     Args:
         dataset: Name of the data set.
-        only: Names of networks, such as LeNet or LeNet-expanded; those of the experiment if
-            none is given. Their runs are in runs/NAME-DATASET-seedN.
-        epochs: Passes over the training images; those of StageNet's preset if not given.
+        only: Names of networks, such as LeNet or LeNet-expanded; by default all of the experiment.
+            Their runs are in runs/NAME-DATASET-seedN.
+        epochs: Passes over the training images; by default those of StageNet's preset.
         seeds: Seeds of the runs.
         measure: Train nothing; time the networks in ONNX Runtime with one thread, and count the int8
             instructions of an emulated Cortex-M4.
@@ -157,8 +157,8 @@ class RobustnessOptions(DataOptions, ThreadOptions):
 
     Args:
         dataset: Name of the data set.
-        only: Names of networks of experiment 5 that are trained.
-        images: Use the first test images only; all if not given.
+        only: Trained networks of experiment 5; by default six of them.
+        images: Number of test images, the first ones; by default all.
         out: Folder for rows, table and figure.
     """
 
@@ -174,8 +174,8 @@ class ExpansionOptions(DataOptions, ThreadOptions):
 
     Args:
         dataset: Name of the data set.
-        only: Names of networks of experiment 5; four of them if none is given.
-        variants: Names of variants; all if none is given.
+        only: Networks of experiment 5; by default four of them.
+        variants: Names of variants; by default all.
         epochs: Passes over the training images.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seeds: Seeds of the runs.
@@ -211,9 +211,9 @@ class DeviceOptions(DataOptions):
     """Options of runs on an emulated microcontroller.
 
     Args:
-        dataset: Data set of the test images; the one a network was trained on if not given.
-        images: Test images to run, the first ones.
-        dtype: float32, or int8: weights and features of 8 bits, with scales from training images.
+        dataset: Data set of the test images; by default the one a network was trained on.
+        images: Number of test images, the first ones.
+        dtype: Arithmetic on the device; int8 is calibrated on training images.
         out: Folder for devices.json and devices.md.
     """
 
@@ -228,12 +228,12 @@ class SweepOptions(DataOptions):
     """Options of the hyperparameter search.
 
     Args:
-        trials: Trials of the study in total, pruned ones included.
-        max_epochs: Most epochs of a trial.
-        size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
+        trials: Total number of trials, pruned ones included.
+        max_epochs: Largest number of epochs of a trial.
+        size: Height and width to which pictures of a folder are scaled, N or HxW; by default 32.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seed: Seed of the weights and the order of the images.
-        out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
+        out: Folder for tables and figure; by default results/sweep/NETWORK-DATASET.
     """
 
     trials: PositiveInt = 50
