@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import Any
 
 NETWORKS = [
-    *("LeNet", "D3ModNet", "DkNet 1", "DkNet 3", "DkNet 9", "StageNet micro", "StageNet large")
+    "LeNet",
+    "D3ModNet",
+    "DkNet 1",
+    "DkNet 3",
+    "DkNet 9",
+    "StageNet-micro",
+    "StageNet-large",
 ]
 PAUSE = 0.03  # seconds between two turns: a spinning thread would slow the next process down
 LIMIT = 1.1
@@ -98,12 +104,10 @@ def work(threads: int) -> None:
 
 def network(cl: Any, name: str) -> Any:
     """Return a network by the name that ``conformallayers bench`` has for it."""
-    word, *rest = name.split()
-    if word == "DkNet":
-        return cl.networks.DkNetCL(int(rest[0]))
-    return (
-        cl.networks.StageNet(*rest) if word == "StageNet" else getattr(cl.networks, f"{word}CL")()
-    )
+    word, _, rest = name.replace("-", " ").partition(" ")
+    if word == "StageNet":
+        return cl.networks.StageNet(rest)
+    return getattr(cl.networks, f"{word}CL")(*map(int, rest.split()))
 
 
 def measure(pairs: list[list[Worker]], rounds: int, question: Row) -> Row:
