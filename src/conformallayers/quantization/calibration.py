@@ -109,7 +109,7 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
         parts: whether products count parts of a feature.
     """
     shift = single_shift(factors)
-    if parts:
+    if parts:  # 24 bits, which the largest factor fills
         shift = min(SHIFTS - 1, 23 - math.floor(math.log2(factors.max())))
     while shift >= 0:
         found = np.rint(factors * 2.0**shift)

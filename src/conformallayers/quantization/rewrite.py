@@ -31,6 +31,7 @@ _ALIKE = (
     "Use ReLU, ReLU6 or LeakyReLU between layers, nearest for upsampling; it may stay at the end."
 )
 _LARGEST_EXPONENT = 100  # of the addend of ``quantize``
+_LARGEST_ADDEND = 2**28  # in parts: beyond every feature, and sums with it fit into 32 bits
 # Operations on floats that round alike in all runtimes, so that integers may follow.
 _EXACT = (
     *(layer.AddConstant, layer.Multiply, layer.PRelu, layer.Product),
@@ -249,8 +250,9 @@ class Quantizer:
         found, shift = multipliers(factors * 2.0 ** (PART_BITS * parts), most, parts)
         options: dict[str, Any] = {"shift": shift}
         if addend is not None:
-            whole = np.clip(np.rint(addend / scale * 2.0**PART_BITS), -(2**28), 2**28)
-            options["addend"] = self.constant("addend", whole.astype(np.int32))
+            rounded = np.rint(addend / scale * 2.0**PART_BITS)
+            rounded = np.clip(rounded, -_LARGEST_ADDEND, _LARGEST_ADDEND)
+            options["addend"] = self.constant("addend", rounded.astype(np.int32))
         return found, options
 
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
@@ -432,7 +434,8 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     norms = isinstance(op, layer.NormPool)
     divisor = 2.0 ** integer.root_bits(windows.kernel) if norms else float(sizes[0])
     factor = np.array([found.scale / scale / divisor])
-    (multiplier,), options["shift"] = multipliers(factor, np.array([2**17]), False)
+    most = np.array([integer.LARGEST_WINDOW * LEVELS])  # a norm in parts has 12 bits at most
+    (multiplier,), options["shift"] = multipliers(factor, most, False)
     options |= {"function": "norm" if norms else "sum", "multiplier": int(multiplier)}
     early = None if division is None else division.inputs[2]
     name = to.builder.add(integer.IntegerPool, found.name, *to.taus(early), name=y, **options)
