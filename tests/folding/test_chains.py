@@ -23,6 +23,11 @@ def conv(before: int, after: int, kernel: int = 1, **options: int) -> nn.Conv2d:
 norm, half = nn.BatchNorm2d, nn.AvgPool2d(2)
 
 
+def without_first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    x[:, 0] = 0
+    return x
+
+
 # Layers for (4, 8, 8), and the operations that are left of them.
 RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
     "pixels after a pool cost less": ([conv(4, 8), half], ["avg_pool", "conv"]),
@@ -31,6 +36,14 @@ RULES: dict[str, tuple[list[nn.Module], list[str]]] = {
         ["elementwise", "adaptive_avg_pool", "reshape", "matmul"],
     ),
     "pixels before an interpolation": ([nn.Upsample(None, 2), conv(4, 4)], ["conv", "upsample"]),
+    "a pool of single pixels before an interpolation": (
+        [nn.Upsample(None, 2), nn.AdaptiveAvgPool2d(16)],
+        ["reshape", "upsample"],
+    ),
+    "a map of zeros is not added behind a pool": (
+        [nn.ReLU(), blocks.Written(without_first), half],
+        ["elementwise", "multiply", "avg_pool"],
+    ),
     "a window takes an average": ([conv(4, 4, 3), half], ["conv"]),
     "padding moves into a window": ([nn.ZeroPad2d(1), conv(4, 4, 3)], ["conv"]),
     "a shift before a padded window": (

@@ -259,6 +259,7 @@ def _exchanged(first: Link, second: Link) -> list[Link] | None:
     if pixels.rows:
         return None
     middle, held = f"{second.output} before {first.output}", start[0]
+    pixels = replace(pixels, operations=())  # they are of the former size
     if uniform is first:
         between = (form.channels[1], *start[1:])
         moved = replace(pixels, output=middle, input_shape=start, output_shape=between)
