@@ -82,6 +82,15 @@ def test_one_channel_of_the_image_is_convolved() -> None:
 
 
 @needs_compiler
+def test_rows_of_the_last_channel_are_copied() -> None:
+    torch.manual_seed(0)
+    first = torch.nn.Conv1d(6, 9, 5, padding=1, dilation=2, groups=3)
+    last = torch.nn.Conv1d(1, 1, 3, padding=1)
+    model = Written(lambda m, x: m.last(m.first(x)[:, 8:]), first=first, last=last).eval()
+    check_programs(cl.fold(model, (6, 17)).recipe)
+
+
+@needs_compiler
 @pytest.mark.parametrize("kernel", [(3, 2), (9, 9)])
 def test_every_channel_has_a_kernel_of_its_own(kernel: tuple[int, int]) -> None:
     torch.manual_seed(0)

@@ -260,7 +260,8 @@ def _copy_rows(windows: Windows, z: str, r: str) -> str:
     """Return the call that copies the rows which the windows of a row of results read."""
     (n, _, a, s, p, d), (m, _, b, t, q, e), (width, *_, across, _) = windows.axes
     before, skipped = max(across, 0) * windows.pitch, max(-across, 0) * windows.pitch
-    kept = max(0, min(width * windows.pitch - skipped, windows.row - before))
+    other = windows.pitch - windows.groups * windows.channels  # behind those of the last position
+    kept = max(0, min(width * windows.pitch - other - skipped, windows.row - before))
     planes = f"{total((z, s), -p)}, {a}, {d}, {n}, {windows.steps[0]}"
     rows = f"{total((r, t), -q)}, {b}, {e}, {m}, {windows.steps[1]}"
     ends = f"{before}, {kept}, {windows.row - before - kept}"
