@@ -168,7 +168,7 @@ def test_channels_last_and_checkpoints_of_activations() -> None:
         ({"kind": "chains"}, 'Did you mean "chain"'),
         ({"width": 0.5}, "a number from 1 to 16"),
         ({"only": ["0.conv"]}, "names of convolutions"),
-        ({"only": ["head"]}, r"got 'head'\. The model has 0, 3\.a, 3\.b, 3\.deep, 6\."),
+        ({"only": ["head"]}, r"got 'head'\. Choose from: 0, 3\.a, 3\.b, 3\.deep, 6\."),
         ({"only": []}, "convolutions to expand, got none"),
     ],
 )

@@ -139,7 +139,7 @@ def _chosen(model: nn.Module, only: Only | None) -> set[str]:
     unknown = sorted(names - found.keys())
     if unknown:
         expected, named = "names of convolutions or linear layers", ", ".join([*found][:_NAMED])
-        remedy = suggest(unknown[0], found).strip() or f"The model has {named or 'none'}."
+        remedy = suggest(unknown[0], found).strip() or f"Choose from: {named or 'none'}."
         raise refusal("expand(only=...)", expected, repr(unknown[0]), remedy)
     return names
 

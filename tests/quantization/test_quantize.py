@@ -155,6 +155,7 @@ def test_refusals_name_the_operation(
     [
         (torch.rand(3, 2, 8, 8), "got torch.float32 (3, 2, 8, 8). Give a few hundred training"),
         (torch.rand(0, 1, 8, 8), "images (N, 1, 8, 8), floats as the network was trained on, got"),
+        (torch.tensor(0.5), "got torch.float32 ()"),
         (torch.full((1, 1, 8, 8), 1e300, dtype=torch.float64), "not finite in torch.float32"),
         (torch.rand(3, 1, 8, 8).numpy(), "got ndarray. Convert it with torch.from_numpy(x)."),
         ([[0.0]], "got list. Give a few hundred training images"),

@@ -78,7 +78,7 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if integer_values(folded.recipe.operations):
         raise refusal(_WHERE, "a fold in floats", "one in int8", "Pass the original fold.")
     shape = f"(N, {', '.join(map(str, folded.input_shape))})"
-    is_batch = isinstance(images, Tensor) and images.layout == torch.strided and len(images) > 0
+    is_batch = isinstance(images, Tensor) and images.layout == torch.strided and images.numel() > 0
     if not is_batch or images.shape[1:] != folded.input_shape or not images.is_floating_point():
         expected = f"a tensor of images {shape}, floats as the network was trained on"
         named = isinstance(images, Tensor)
