@@ -61,7 +61,7 @@ test-browser: $(BROWSER_READY)
 # Networks on an emulated Cortex-M4: apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm.
 # The images are those of conformallayers data.
 DEVICE_NETWORKS ?= mnist-nano mnist-micro cifar10-micro cifar10-small \
-	results/experiment5/StageNet-compact-cifar10.safetensors $(wildcard results/devices/*.safetensors)
+	cifar10-relu-micro cifar10-resnet8 results/experiment5/StageNet-compact-cifar10.safetensors
 test-device: $(READY)
 	$(BIN)/python -m pytest -q tests/lab/devices tests/recipe/c/test_files.py
 	$(BIN)/conformallayers device $(DEVICE_NETWORKS) --dtype int8

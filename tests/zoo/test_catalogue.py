@@ -17,7 +17,7 @@ import conformallayers.numpy as cln
 from conformallayers.zoo.catalogue import ENDING, FOLDER, Record, read_record
 from support import FORM, TOLERANCES
 
-LARGEST = 3_000_000  # bytes of all files
+LARGEST = 3 * 2**20  # bytes of all files
 RECORDS = cl.zoo.list()
 SHAPES = {
     "digits": (1, 8, 8),

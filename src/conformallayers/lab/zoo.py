@@ -78,4 +78,5 @@ def _folded_run(folder: Path) -> tuple[str, Folded]:
             "licence": "Apache-2.0",
             "limits": f"{LIMITS[config.dataset]} {_ONLY_CLASSES}",
         }
-    return f"{config.dataset}-{preset or config.network.lower()}", folded
+    family = "relu-" if config.network == "StageReLUNet" else ""
+    return f"{config.dataset}-{family}{preset or config.network.lower()}", folded
