@@ -94,7 +94,7 @@ def test_corruptions_are_measured_one_by_one_and_kept(
 
 
 def test_wrong_options_are_refused(run: Run) -> None:
-    message = "a finished run in .*MLP-digits-seed0, .* experiment 5 --only MLP --seeds 0"
+    message = "a finished run in .*MLP-digits-seed0, .* experiment 5 --dataset digits --only MLP --seeds 0"
     with pytest.raises(cl.ConformalError, match=message):
         run(only=("MLP",))
     assert set(NAMES) <= set(NETWORKS)

@@ -27,8 +27,9 @@ from ...recipe.c.export import export_c
 from ...session import Session
 from ...testing import fold_error
 from ...utils.text import count
-from ..checks import require_choice, torch_settings
+from ..checks import command_line, require_choice, torch_settings
 from ..data.catalogue import CLASSES, LABELS
+from ..data.catalogue import NAMES as DATASETS
 from ..devices.emulator import missing_tools, run_on_device
 from ..measure import interleave
 from ..options import CostOptions
@@ -85,7 +86,10 @@ def load_runs(names: Sequence[str], dataset: str, seed: int, where: str) -> dict
         require_choice(f"{where} --only", name, NETWORKS, "Name one of them.")
         folder = run_folder(name, dataset, seed)
         if not (folder / RESULT).is_file():
-            remedy = f"Train it: conformallayers {_WHERE} --only {name} --seeds {seed}."
+            line = command_line(
+                _WHERE.split(), {"dataset": dataset, "only": (name,), "seeds": (seed,)}
+            )
+            remedy = f"Train it: {line}."
             raise refusal(where, f"a finished run in {folder}", "none", remedy)
     return {name: load_model(run_folder(name, dataset, seed), where) for name in names}
 
@@ -112,6 +116,7 @@ def run_cost(options: CostOptions, console: Console | None = None) -> Row:
     """Train the missing networks, or measure what all cost; return the record."""
     for name in options.only:
         require_choice(f"{_WHERE} --only", name, NETWORKS, "Name one of them.")
+    require_choice(f"{_WHERE} --dataset", options.dataset, DATASETS, "Name one of them.")
     names = options.only or tuple(NETWORKS)
     if options.measure:
         return _measure_times(names, options)
