@@ -108,6 +108,15 @@ def test_explain_says_whether_other_sizes_are_right_or_refused(
             folded(x)
 
 
+def test_explain_prints_nothing_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    class Largest(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.maximum(x, torch.zeros(7, 7))
+
+    assert "(2, 7, 7) only" in str(cl.fold(Largest(), (2, 7, 7)).explain())
+    assert capfd.readouterr() == ("", "")
+
+
 def test_other_channels_are_refused() -> None:
     folded = cl.fold(nn.Conv2d(3, 2, 3), (3, 8, 8))
     assert folded(torch.rand(1, 3, 9, 9)).shape == (1, 2, 7, 7)

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import ConformalError, channels_last, first_line, refusal, shape_text, wrong_shape
+from ..nn.registry import on_meta
 from ..recipe import layer_operations as layer
 from ..recipe.recipe import INPUT, OPERATIONS, Operation, Recipe, Shape, expect
 from ..recipe.torch.module import RecipeModule
@@ -288,9 +288,9 @@ class Folded(RecipeModule):
         if len(shape) < 2:
             return f"{only}."
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone
-                x = self.anchor.new_empty(1, *shape[:1], *(2 * n for n in shape[1:]))
-                _run_resized(self.recipe, self, x)
+            with torch.device("meta"), torch.no_grad():
+                x = torch.empty(1, *shape[:1], *(2 * n for n in shape[1:]), dtype=self.dtype)
+                _run_resized(self.recipe, on_meta(self), x)
         except Exception as error:  # code of the user, in calls
             return f"{only}: {first_line(error).rstrip('.')}."
         return "Takes other spatial sizes as well, if the model does."

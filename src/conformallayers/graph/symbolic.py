@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +19,7 @@ from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.functions import assigned
 from ..nn.layers import Centre
-from ..nn.registry import find_spec, held_tensors
+from ..nn.registry import find_spec, on_meta
 from ..nn.sequential import ConformalSequential
 from .graph import INPUT, NodeList
 
@@ -152,8 +151,7 @@ class Runner(fx.Interpreter):
         self.extra_traceback = False  # or fx would write its own lines into our messages
         self.device, self.real, self.copied = device, module, copied or module
         if device == "meta" and copied is None:
-            buffers = {id(value): value.to("meta") for value in held_tensors(module)}
-            self.copied = copy.deepcopy(module, cast(Any, buffers))
+            self.copied = on_meta(module)
         self.input = torch.zeros(shape, dtype=like.dtype, device=device)
         self.args_iter = iter((self.input,))
         self.constant: set[fx.Node] = set()  # nodes that do not depend on the input

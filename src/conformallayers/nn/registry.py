@@ -460,3 +460,8 @@ def _bare_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for part in copied.modules():
         part._forward_hooks.clear()
     return copied
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """Copy a module without its values, to run for shapes alone."""
+    return copy.deepcopy(module, {id(value): value.to("meta") for value in held_tensors(module)})
