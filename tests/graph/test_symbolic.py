@@ -111,7 +111,21 @@ def test_methods_of_parameters_are_traced() -> None:
     torch.testing.assert_close(cl.fold(model, SHAPE)(x), model(x))
 
 
-def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:
-    model = model_of(lambda y: y + torch.randn(4, 1, 1))
+RANDOM: list[Callable[[Tensor], Tensor]] = [
+    lambda y: y + torch.randn(4, 1, 1),  # drawn by the trace
+    lambda y: y + torch.randn_like(y),
+    lambda y: F.dropout(y, 0.5),
+    lambda y: y * torch.bernoulli(y.sigmoid()),
+]
+
+
+@pytest.mark.parametrize("function", RANDOM)
+def test_random_numbers_in_evaluation_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(cl.ConformalError, match="got random numbers drawn in forward"):
-        cl.fold(model, SHAPE)
+        cl.fold(model_of(function), SHAPE)
+
+
+def test_functions_that_are_random_in_training_alone_fold() -> None:
+    layers = nn.RReLU(), nn.Flatten(2), nn.TransformerEncoderLayer(64, 4), nn.Dropout()
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, *SHAPE)
+    torch.testing.assert_close(cl.fold(model, SHAPE)(x), model(x))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import SEVERAL, ConformalError, cause_line, refusal, shape_text
@@ -19,7 +20,15 @@ from ..nn.functions import Batch, Replacement, call_text, modules_of
 from ..nn.registry import shape_after
 from ..nn.sequential import ConformalSequential
 from .graph import INPUT, CompositeLayers, Graph, Node, NodeList, freeze, kind_of, refuse_hooks
-from .symbolic import BATCHES, ONE_BY_ONE, OneInput, Runner, path_in_model, traced
+from .symbolic import (
+    BATCHES,
+    ONE_BY_ONE,
+    OneInput,
+    Runner,
+    path_in_model,
+    random_numbers,
+    traced,
+)
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -154,6 +163,19 @@ class _Recorder(Runner):
                 user.replace_input_with(source, node)
 
 
+class _Deterministic(TorchDispatchMode):
+    """Refuse operations that draw random numbers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__.partition(".")[0]
+        in_training = "attention" in name or "rrelu" in name  # these are random in training alone
+        if torch.Tag.nondeterministic_seeded in func.tags and not in_training:
+            raise random_numbers(name)
+        return func(*args, **(kwargs or {}))
+
+
 class _Sizes(tuple[int, ...]):
     """The shape of a tensor."""
 
@@ -178,7 +200,8 @@ def _recorded(
             for size in BATCHES[len(runs) :]:
                 copied = runs[-1].copied if runs and device == "meta" else None
                 recorder = _Recorder(module, (size, *sample.shape), sample, device, copied)
-                recorder.run(recorder.input)
+                with _Deterministic():  # type: ignore[no-untyped-call]
+                    recorder.run(recorder.input)
                 runs.append(recorder)
         except ConformalError:
             raise

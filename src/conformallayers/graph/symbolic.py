@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import cause_line, refusal
+from ..errors import ConformalError, cause_line, refusal
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
@@ -65,12 +65,19 @@ def traced(where: str, root: OneInput, sample: Tensor) -> tuple[fx.GraphModule, 
                 line = f" at line {frame.lineno} of {Path(frame.filename).name}, {frame.line}"
         raise refusal(where, expected, cause_line(error) + line, ONE_BY_ONE) from error
     if not torch.equal(torch.get_rng_state(), random):
-        expected, got = "a deterministic model", "random numbers drawn in forward"
-        remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
-        raise refusal(where, expected, got, remedy)
+        raise random_numbers("torch.rand or the like")
     for node in graph.nodes:
         node.type = None  # pickle refuses annotations that are strings
     return fx.GraphModule(root, graph), fixed
+
+
+def random_numbers(drawn: str) -> ConformalError:
+    """Build the error of a model whose outputs are random in evaluation, too."""
+    got = f"random numbers drawn in forward ({drawn})"
+    remedy = (
+        "Use nn.Dropout, or F.dropout(x, p, self.training), and fold the layers after other noise."
+    )
+    return refusal("fold(model)", "a model that is deterministic in evaluation", got, remedy)
 
 
 class _Value(fx.Proxy):
