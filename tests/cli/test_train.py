@@ -142,7 +142,7 @@ def test_stage_net_follows_size_and_classes(run: str, tmp_path: Path) -> None:
         (("net.py:Tiny", "pets", "--size", "big"), "train --size: expected N or HEIGHTxWIDTH"),
         (("LeNetCL", "pets", "--size", "64"), "train --size: expected images of (3, 32, 32)"),
         (("gone.py:Tiny", "pets"), "expected the code of Tiny in"),
-        (("net.py:Tiny", "pets", "--training-preset", "modern"), "Leave --training-preset out"),
+        (("MLP", "gone", "--size", "64"), "Or name a folder of pictures."),
     ],
 )
 def test_wrong_input_leaves_nothing_behind(

@@ -19,9 +19,12 @@ from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
 from conformallayers.lab.training.config import (
     FAMILIES,
+    NAMES,
+    PICTURES,
     PRESETS,
     TrainConfig,
     make_config,
+    preset_options,
     resolved,
 )
 from conformallayers.lab.training.saved_models import CHECKPOINT
@@ -106,10 +109,6 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
     ("options", "message"),
     [
         ({"network": "D3ModNetCL"}, "a data set of docs/training.md, got D3ModNetCL on digits"),
-        (
-            {"network": "nets.py:Net"},
-            "got nets.py:Net on digits. Leave --training",
-        ),
         ({"dataset": "svhn"}, "got LeNetCL on svhn"),
         (
             {"network": "LeNet", "gain": 2.0},
@@ -120,6 +119,12 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(cl.ConformalError, match=message):
         modern(**options)
+
+
+def test_own_networks_have_the_preset_of_stagenet() -> None:
+    for dataset in (*NAMES, PICTURES):
+        own, stage = (preset_options(name, dataset) for name in ("nets.py:Net", "StageNet"))
+        assert own == stage
 
 
 def test_run_with_a_preset_records_its_options(small: Dataset, tmp_path: Path) -> None:

@@ -82,10 +82,15 @@ def test_warnings_are_printed_once_behind_the_first_epoch(small: Dataset, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["StageNet", "LeNet"])
-def test_healthy_and_plain_networks_print_no_warning(
+def test_healthy_and_plain_networks_get_a_warning_of_few_steps_alone(
     name: str, small: Dataset, tmp_path: Path
 ) -> None:
-    assert printed(tmp_path, name, small, epochs=1) == []
+    (line,) = printed(tmp_path, name, small, epochs=1)
+    steps = -(-len(small.train_labels) // 50)
+    assert (
+        line
+        == f"warning: only {steps} steps of the optimizer: lower --batch-size or raise --epochs"
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)

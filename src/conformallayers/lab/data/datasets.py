@@ -17,7 +17,7 @@ from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
 from ..options import DataOptions
 from . import files
-from .catalogue import CLASSES, DIGITS, LABELS, SHAPES
+from .catalogue import CLASSES, DIGITS, LABELS, NAMES, SHAPES
 from .pictures import Pictures, find_pictures, is_pictures, parse_size
 
 
@@ -89,7 +89,7 @@ def load(
     """
     if is_pictures(name):
         return _read_pictures(find_pictures(name, where), (3, *parse_size(size)))
-    if size is not None:
+    if size is not None and name in NAMES:
         remedy = "Leave it out: the images of a known set have one size."
         raise refusal(f"{where} --size", "a folder of pictures", name, remedy)
     if name == DIGITS:

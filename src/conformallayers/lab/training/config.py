@@ -355,7 +355,8 @@ def preset_options(
         >>> preset_options("LeNetCL", "mnist")["optimizer"]
         'adamw'
     """
-    family = next((key for key, names in FAMILIES.items() if network in names), "")
+    other = "Stage" if is_own(network) else ""
+    family = next((key for key, names in FAMILIES.items() if network in names), other)
     kind = dataset if dataset in NAMES else PICTURES
     if (family, kind) not in PRESETS:
         remedy = f"Leave --training-preset out and give the options.{suggest(dataset, NAMES)}"

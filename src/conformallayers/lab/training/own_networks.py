@@ -79,7 +79,10 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
     from torch import nn
 
     takes = ", ".join(f"{key}={value!r}" for key, value in given.items()) or "no arguments"
-    expected, remedy = f"a network that takes {takes}", "Give other arguments default values."
+    expected, remedy = (
+        f"a network that takes {takes}",
+        "Give other arguments default values, or name a function that does.",
+    )
     try:
         inspect.signature(build).bind(**given)
         expected, remedy = "an nn.Module", "Correct the code."

@@ -38,6 +38,7 @@ from .run_folder import METRICS, RESULT
 from .saved_models import CHECKPOINT
 
 TRAINING, CONFUSION = "training", "confusion.csv"  # a figure and a table
+_FEW_STEPS = 100  # the running statistics of batch norms need about as many
 _DIAGNOSED = 32  # training images that a health check looks at
 
 
@@ -217,7 +218,10 @@ class _Run:
                 console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
     def health_warnings(self) -> Iterator[str]:
-        """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
+        """Yield a warning of a short run, and those of diagnose for a network with ConformalLayers."""
+        if self.total < _FEW_STEPS:
+            remedy = "lower --batch-size or raise --epochs"
+            yield f"warning: only {self.total} steps of the optimizer: {remedy}"
         if not has_conformal_layers(self.model):
             return
         images = self.batches.images[:_DIAGNOSED].to(self.config.device)
