@@ -59,7 +59,11 @@ def fold_error(model: nn.Module, folded: Folded, x: Tensor) -> float:
         remedy = "The order is fold_error(model, folded, x)."
         raise refusal("fold_error(model, folded, x)", "the model first", "a Folded", remedy)
     with torch.no_grad():
-        return relative_error(folded(x), reference(model, x))
+        y = folded(x)
+    if not isinstance(y, Tensor):
+        remedy = "Compare each output by itself: torch.testing.assert_close."
+        raise refusal("fold_error(...)", "a fold with one output", type(y).__name__, remedy)
+    return relative_error(y, reference(model, x))
 
 
 def assert_folds(

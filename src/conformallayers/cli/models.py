@@ -176,6 +176,8 @@ def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
         if shape is None:
             expected, remedy = "the shape of one sample", "Give it, such as --shape 3,224,224."
             raise refusal(f"{command} --shape", expected, "none", remedy)
+        if options.weights is None:
+            print(f"No --weights: {name} keeps the values that it was created with.")
         folded = fold_network(plain_network(name, options.weights).eval(), shape, **chosen)
         folded.about = {"network": name.rpartition(":")[2]}
     elif options.weights is not None:

@@ -239,7 +239,7 @@ class Folded(RecipeModule):
         calls = dict.fromkeys(op.what for op in operations if isinstance(op, layer.Call))
         if self.regions is None:
             sizes += " A loaded or quantized fold does not record its affine regions."
-        elif not any(len(region.before) > 1 for region in self.regions):
+        elif not self.plans and not any(len(region.before) > 1 for region in self.regions):
             sizes = f"No affine layers are adjacent: nothing merges. {sizes}"
         return Explanation(self.plans, self.regions or (), sizes, details, tuple(calls))
 

@@ -204,7 +204,7 @@ class ConformalSequential(nn.Sequential):
         if not isinstance(input, Tensor) or not input.is_floating_point():
             tensor = isinstance(input, Tensor)
             got = str(input.dtype) if tensor else type(input).__name__
-            remedy = "Convert it with x.float()." if tensor else "Use torch.as_tensor(x)."
+            remedy = "Scale bytes as x.float() / 255." if tensor else "Use torch.as_tensor(x)."
             raise refusal("ConformalLayers", "a floating-point tensor", got, remedy)
         parameter = next(self.parameters(), None)
         if parameter is not None and parameter.dtype != input.dtype and not autocasts(input):

@@ -42,6 +42,7 @@ WINDOWS_LIMIT = 2**30  # elements of all windows of a convolution or pooling tog
 # Operations that read scalars of samples only; all others read features first.
 _ON_SCALARS = FormulaOperation, IntegerRebase
 _DOCUMENT, _SUM = "conformallayers", "sha256"
+_FOLD = "conformallayers fold writes one from a run, or from PACKAGE:NAME with --weights."
 _AGAIN = "Save it again with cl.save of this version, or copy it again."
 
 
@@ -100,13 +101,13 @@ def read_file(path: Path) -> Stored:
     name = os.fspath(path)
     mode = os.stat(name).st_mode
     if not stat.S_ISREG(mode):
-        remedy = "Give the path of the file."
+        remedy = f"Give the path of the file. {_FOLD}"
         raise refusal(f"load({name})", "a file of cl.save", kind_of_file(mode), remedy)
     try:
         with safe_open(name, "np") as file:
             text = (file.metadata() or {}).get(_DOCUMENT)
             if text is None:
-                got, remedy = "another file", "Weights load with safetensors.torch.load_file."
+                got, remedy = "weights or the like", f"Load weights into their model. {_FOLD}"
                 raise refusal(f"load({name})", "a file of cl.save", got, remedy)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         document = json.loads(text)
