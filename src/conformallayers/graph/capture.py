@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import SEVERAL, ConformalError, cause_line, refusal, shape_text
@@ -163,17 +165,36 @@ class _Recorder(Runner):
                 user.replace_input_with(source, node)
 
 
-class _Deterministic(TorchDispatchMode):
-    """Refuse operations that draw random numbers."""
+_SWITCHES = "train", "training", "dropout", "dropout_p"  # arguments that turn random numbers on
 
-    def __torch_dispatch__(
+
+@cache
+def _random_switches(name: str) -> dict[str, int] | None:
+    """Return the arguments of a function that turn its random numbers on, with places; None if it draws none."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    for overload in (getattr(packet, one) for one in packet.overloads()):
+        if torch.Tag.nondeterministic_seeded in overload.tags or "dropout" in name:
+            names = [argument.name for argument in overload._schema.arguments]
+            return {one: names.index(one) for one in _SWITCHES if one in names}
+    return None
+
+
+class _Deterministic(TorchFunctionMode):
+    """Refuse functions that draw random numbers."""
+
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.__name__.partition(".")[0]
-        in_training = "attention" in name or "rrelu" in name  # these are random in training alone
-        if torch.Tag.nondeterministic_seeded in func.tags and not in_training:
+        given, name = kwargs or {}, getattr(func, "__name__", "")
+        switches = _random_switches(name)
+        if switches is not None and all(
+            given.get("training", args[place] if place < len(args) else given.get(key))
+            for key, place in switches.items()
+        ):
             raise random_numbers(name)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **given)
 
 
 class _Sizes(tuple[int, ...]):
@@ -200,7 +221,7 @@ def _recorded(
             for size in BATCHES[len(runs) :]:
                 copied = runs[-1].copied if runs and device == "meta" else None
                 recorder = _Recorder(module, (size, *sample.shape), sample, device, copied)
-                with _Deterministic():  # type: ignore[no-untyped-call]
+                with _Deterministic() if where.startswith("fold") else nullcontext():
                     recorder.run(recorder.input)
                 runs.append(recorder)
         except ConformalError:
