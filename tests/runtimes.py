@@ -12,8 +12,10 @@ from torch import Tensor
 
 import conformallayers as cl
 import conformallayers.numpy as cln
+from conformallayers.folding.folded import Folded
 from conformallayers.recipe.integer_operations import integer_values
 from conformallayers.recipe.onnx.export import open_session
+from conformallayers.recipe.recipe import Recipe
 from node import NODE, document_of, outputs
 from oracle import relative_error
 from programs import COMPILER, FLAGS, SANITIZED, run_program
@@ -26,12 +28,17 @@ NEAR = 1e-5  # of ONNX Runtime and C
 
 
 def _torch(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    y: Tensor = cl.load(_saved(folded, folder))(x)
-    return y
+    return _in_parts(cl.load(_saved(folded, folder)), x[:0], x[:1], x[1:])
 
 
 def _numpy(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
-    return torch.from_numpy(cln.load(_saved(folded, folder))(x.numpy()))
+    net = cln.load(_saved(folded, folder))
+    return _in_parts(lambda part: net(part.numpy()), x[:0], x[:1], x[1:])
+
+
+def _in_parts(run: Callable[[Tensor], Any], *parts: Tensor) -> Tensor:
+    """Run parts of a batch, such as none or one of its samples: no sample depends on the others."""
+    return torch.cat([torch.as_tensor(run(part)) for part in parts])
 
 
 def _saved(folded: cl.Folded, folder: Path) -> Path:
@@ -42,7 +49,8 @@ def _saved(folded: cl.Folded, folder: Path) -> Path:
 
 def _onnx(folded: cl.Folded, folder: Path, x: Tensor) -> Tensor:
     # Not by export_onnx, which refuses a file that disagrees with torch: that would hide a fault.
-    return torch.from_numpy(open_session(folded, threads=1)(x.numpy()))
+    session = open_session(folded, threads=1)
+    return _in_parts(lambda part: session(part.numpy()), x[:1], x[1:])
 
 
 def _each(run: Callable[[cl.Folded, Path, Tensor], Tensor]) -> Runtime:
@@ -80,6 +88,13 @@ if NODE is not None:
 if COMPILER is not None:
     RUNTIMES |= {f"C for {aim}": _c(aim) for aim in ("speed", "size")}
 ALL = tuple(name for name in RUNTIMES if name != "C for size")
+QUICK = tuple(name for name in ALL if not name.startswith("C"))  # nothing to compile
+
+
+def with_types(recipe: Recipe, dtype: torch.dtype) -> Folded:
+    kept = recipe.fixed_dtypes()
+    cast = recipe.with_constants(lambda name, a: a if name in kept else a.to(dtype))
+    return Folded(cast, dtype, {})
 
 
 def takes(name: str, folded: cl.Folded) -> bool:

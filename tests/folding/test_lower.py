@@ -1,8 +1,9 @@
-"""Modules as operations: each gives the numbers of its torch module."""
+"""Modules as operations: each gives the numbers of its torch module, in every runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.folding.lower import LOWER, Lowering, by_sample, find_lowering
 from conformallayers.nn.layers import Channels, ChannelScale, Permute, Rescale
 from conformallayers.recipe.layer_operations import Call
-from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from oracle import randomise, relative_error
-from support import samples
+from runtimes import QUICK, with_types, wrong
+from support import DTYPES, samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -68,7 +70,8 @@ def lowered(module: nn.Module, x: Tensor) -> RecipeModule:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_numbers_are_those_of_the_module(kind: str) -> None:
+def test_numbers_are_those_of_the_module(kind: str, tmp_path: Path) -> None:
+    recipes, xs = list[Recipe](), list[Tensor]()
     for case in CASES[kind]:
         module = module_of(case)
         x = samples(case.input_shape, torch.float64)
@@ -76,6 +79,12 @@ def test_numbers_are_those_of_the_module(kind: str) -> None:
         run = lowered(module, x)
         assert bool(run.calls) == ("linear" in case.name or "bicubic" in case.name), case.name
         assert relative_error(run(x), y) <= 1e-12, case.name
+        if not run.calls:
+            recipes.append(run.recipe)
+            xs.append(x)
+    for dtype in DTYPES:
+        found = [with_types(recipe, dtype) for recipe in recipes]
+        assert wrong(found, tmp_path, [x.to(dtype) for x in xs], QUICK) == {}
 
 
 def test_every_lowering_has_a_case() -> None:

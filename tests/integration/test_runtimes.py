@@ -22,7 +22,7 @@ from oracle import randomise, relative_error
 from programs import hard
 from random_recipes import recipes
 from recipe_cases import RECIPE_CASES
-from runtimes import ALL, run, wrong
+from runtimes import ALL, QUICK, run, with_types, wrong
 from support import DTYPES, folds, samples
 
 
@@ -82,12 +82,6 @@ def test_networks_of_the_zoo(tmp_path: Path) -> None:
     check([cl.zoo.load(name) for name in names], tmp_path)
 
 
-def with_types(recipe: Recipe, dtype: torch.dtype) -> Folded:
-    kept = recipe.fixed_dtypes()
-    cast = recipe.with_constants(lambda name, a: a if name in kept else a.to(dtype))
-    return Folded(cast, dtype, {})
-
-
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_option_of_every_operation(dtype: torch.dtype, part: int, tmp_path: Path) -> None:
@@ -95,7 +89,8 @@ def test_every_option_of_every_operation(dtype: torch.dtype, part: int, tmp_path
     cases = RECIPE_CASES[part::8]
     found = [with_types(case.build(), dtype) for case in cases]
     xs = [hard(fold.input_shape).to(dtype) for fold in found]
-    faults = wrong(found, tmp_path, xs, ("torch", "numpy"))
+    others = [name for name in QUICK if name not in ("JavaScript", "ONNX Runtime")]
+    faults = wrong(found, tmp_path, xs, others)
     floats = [i for i, fold in enumerate(found) if not integer_values(fold.recipe.operations)]
     chosen = [found[i] for i in floats]
     faults |= wrong(chosen, tmp_path, [xs[i] for i in floats], ("JavaScript",))
@@ -110,7 +105,7 @@ def test_random_recipes(recipe: Recipe) -> None:
     found = [with_types(recipe, dtype) for dtype in DTYPES]
     xs = [samples(recipe.input_shape, fold.dtype, 2) for fold in found]
     with tempfile.TemporaryDirectory() as folder:
-        assert wrong(found, Path(folder), xs, ALL[:4]) == {}, recipe
+        assert wrong(found, Path(folder), xs, QUICK) == {}, recipe
 
 
 @pytest.mark.parametrize("count", [layer.LONG_ROW + 1, 20_001])
