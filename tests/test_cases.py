@@ -102,6 +102,8 @@ def check_evaluation(
     x = x.clone().requires_grad_()
     model.requires_grad_(False)  # nothing to lose: the fold runs, and lets gradients through
     assert gradient_error(gradients(model(x), x), wanted[:1]) <= GRADIENTS[x.dtype]
+    next(model.parameters()).requires_grad_(True)  # one is enough
+    assert model(x.detach()).requires_grad
     model.requires_grad_(True)
     kept = gradients(model(x), x, *model.parameters())
     assert gradient_error(kept, wanted) <= GRADIENTS[x.dtype]

@@ -226,6 +226,7 @@ def test_layers_in_training_mode_run(model: Model, x: Tensor) -> None:
 def test_the_oldest_folds_are_dropped(
     model: Model, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (container.MOST_FOLDS, container.MOST_BYTES) == (32, 64 * 2**20)  # as documented
     model = model[:4].eval()
     inputs = {size: samples((2, size, size), torch.float32) for size in (5, 6, 7, 8)}
     monkeypatch.setattr(container, "MOST_FOLDS", 3)

@@ -59,6 +59,10 @@ CUTS: dict[str, tuple[list[nn.Module], list[str]]] = {
         ],
         ["radial", "affine", "affine", "map"],
     ),
+    "branches of linear layers": (
+        [conv(1, 2, 3), cl.Residual(wide), respro, cl.Parallel(wide, conv(2, 2, 1)), respro],
+        ["radial"],
+    ),
     "branches across maps": (
         [conv(1, 2, 1), residual, conv(2, 1, 1)],
         ["affine", "affine", "affine", "map", "radial", "join", "affine"],

@@ -39,8 +39,9 @@ def young_radii(model: cl.ConformalLayers) -> tuple[float, float]:
 @both
 def test_spectral_state_is_one_scalar(dtype: torch.dtype) -> None:
     model, x = network("spectral", dtype), samples(SHAPE, dtype, 5)
-    fresh = set(model.state_dict())
+    fresh, random = set(model.state_dict()), torch.get_rng_state()
     model.train()(x)
+    assert torch.equal(torch.get_rng_state(), random)  # its first vector has a seed of its own
     state = model.state_dict()
     assert set(state) == fresh
     assert [key for key in state if key.startswith("5.")] == ["5.norm"]
