@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import conformallayers as cl
@@ -116,6 +117,22 @@ def test_pointwise_layers_are_expanded_only_by_name() -> None:
     kept = [type(layer) is nn.Conv2d for layer in cl.expand(model)]
     assert kept == [False, True, False]
     assert type(cl.expand(model, only=["1"])[1]) is not nn.Conv2d
+
+
+def test_states_load_and_averages_are_those_of_the_terms() -> None:
+    bigger, other, x = cl.expand(_network()), cl.expand(_network()), torch.rand(2, 3, 16, 16)
+    average = AveragedModel(bigger)
+    average.update_parameters(bigger)
+    before = {name: value.clone() for name, value in bigger.named_parameters()}
+    _train(bigger, 1)
+    average.update_parameters(bigger)
+    for name, value in average.module.named_parameters():
+        expected = (before[name] + bigger.get_parameter(name)) / 2
+        torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(average.eval()(x), cl.collapse(average.module)(x))
+    other(x)  # composes its weights
+    other.load_state_dict(bigger.state_dict())
+    assert torch.equal(other(x), bigger(x))
 
 
 def test_own_terms() -> None:
