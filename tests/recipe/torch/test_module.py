@@ -45,10 +45,11 @@ def inputs(batch: int = 5, seed: int = 0) -> Tensor:
     return samples(SHAPE, torch.float32, batch, seed).abs()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_autocast_to_bfloat16(alpha: str | float | None) -> None:
+def test_autocast_to_half_precision(alpha: str | float | None, dtype: torch.dtype) -> None:
     model, x = circular_net(alpha), inputs()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         trained = model(x)
         trained.float().square().sum().backward()
         wanted = exact_output(model, x)
@@ -59,7 +60,7 @@ def test_autocast_to_bfloat16(alpha: str | float | None) -> None:
         p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters()
     )
     for name, y in {"train": trained, "eval": evaluated, **results}.items():
-        assert y.dtype == torch.bfloat16, name
+        assert y.dtype == dtype, name
         assert relative_error(y.reshape(1, -1), wanted.reshape(1, -1)) <= 1e-2, name
 
 
