@@ -127,6 +127,7 @@ def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
         ("StageNet", {"signed": 1}, "signed: expected a number from 0 to below 1"),
         ("StageReLUNet", {"pool": "sum"}, 'pool: expected "average", "max" or "norm"'),
         ("StageReLUNet", {"width": 0}, "width: expected a number above 0"),
+        ("MLP", {"hidden": 0}, "hidden: expected an integer > 0, got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(kind: str, options: Any, message: str) -> None:

@@ -15,7 +15,7 @@ import conformallayers as cl
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.playground import page as playground
-from conformallayers.lab.playground.page import write_playground
+from conformallayers.lab.playground.page import network_entry, write_playground
 from node import needs_node, outputs
 from oracle import exact, exact_output, relative_error
 from support import assert_says, run_command
@@ -61,6 +61,16 @@ def test_names_and_labels_cannot_leave_their_place(tmp_path: Path) -> None:
     assert HOSTILE not in text
     (entry,) = data_of(text)["networks"]
     assert entry["labels"] == [HOSTILE, "b"]
+
+
+def test_networks_say_how_their_images_look(tmp_path: Path) -> None:
+    about = {"dataset": "digits", "white": 16}
+    path = fold_file(tmp_path, (3, 4, 4), 2, about=about)
+    found = network_entry(path)
+    shown = {"name": "net", "labels": ["0", "1"], "white": 16.0, "fit": (1.0, "box")}
+    assert {**found, **shown} == found
+    bare = network_entry(fold_file(tmp_path, (3, 4, 4), 2))
+    assert (bare["white"], bare["fit"]) == (1.0, None)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:

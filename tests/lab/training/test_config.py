@@ -27,6 +27,7 @@ WRONG = [
     ({"validation": 500}, "validation: expected a share below 1 or an integer below 200"),
     ({"device": "toaster"}, "--device: expected a device of this machine, got 'toaster'"),
     ({"colour": 1}, "--colour: expected an option of train, got another"),
+    ({"lr": 0.1}, '--lr: expected an option of train.* Did you mean "learning_rate"'),
 ]
 
 
