@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.zoo.catalogue import ENDING, FOLDER, Record, read_record
+from conformallayers.zoo.catalogue import ENDING, FOLDER, Record, RecordList, read_record
 from support import FORM, TOLERANCES
 
 LARGEST = 3 * 2**20  # bytes of all files
@@ -52,6 +53,23 @@ def test_record_agrees_with_its_file(record: Record) -> None:
     assert record.commit is None or len(record.commit.partition("-")[0]) == 40
     assert record.licence == "Apache-2.0"
     assert record.limits
+
+
+def test_cards_and_the_table_hold_the_record() -> None:
+    record = replace(cl.zoo.list()[0], name="toy<1>", labels=("no", "yes | perhaps"), commit=None)
+    title, _, _, _, *lines = record.card.splitlines()
+    rows = dict(line[2:-2].split(" | ", 1) for line in lines)
+    share = f"{100 * record.accuracy:.2f} %"
+    assert (title, rows["Classes"]) == ("# toy<1>", "no, yes \\| perhaps")
+    assert rows["Accuracy"] == f"{share} of {record.images:,} test images"
+    assert (rows["Training"], rows["Commit"]) == (f"`{record.command}`", "not recorded")
+    for number in (record.multiply_adds, record.weights, record.parameters, record.bytes):
+        assert f"{number:,}" in record.card
+    header, _, line = str(RecordList([record])).splitlines()
+    assert header.split("  ")[0] == "name"
+    assert line.split("  ")[:1] == ["toy<1>"]
+    assert share in line
+    assert "<1>" not in RecordList([record])._repr_html_()
 
 
 @each
