@@ -32,6 +32,15 @@ def test_workflows_call_commands_that_exist(workflow: Path) -> None:
             assert (ROOT / command).stat().st_mode & 0o100, command
 
 
+def test_targets_that_pages_and_hooks_name_exist() -> None:
+    hooks = ROOT / ".pre-commit-config.yaml"
+    for path in (hooks, *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        named = re.findall(r"(?:`|entry: |^)make (\w[\w-]*)", path.read_text("utf-8"), re.M)
+        assert path != hooks or named == ["lint", "types"]
+        for target in named:
+            assert re.search(rf"^{target}:", MAKEFILE, re.M), f"{path.name}: {target}"
+
+
 def test_workflows_cover_the_versions_of_the_metadata() -> None:
     text = (ROOT / ".github/workflows/test.yml").read_text("utf-8")
     matrix = yaml.safe_load(text)["jobs"]["versions"]["strategy"]["matrix"]
