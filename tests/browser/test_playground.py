@@ -263,6 +263,30 @@ def test_respro_is_that_of_the_library(visit: Callable[..., Driver]) -> None:
     assert "Reflected in the sphere" in text(driver, "respro-text")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1000])
+def test_it_fits_the_window_and_its_text_can_be_read(
+    visit: Callable[..., Driver], width: int, scheme: str
+) -> None:
+    driver = visit(width, scheme)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    script = """
+      const rgb = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+      const light = (c) => rgb(c).map((v) => v / 255)
+        .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+      const ground = (e) => { const c = getComputedStyle(e).backgroundColor;
+        return /, 0\\)$/.test(c) && e.parentElement ? ground(e.parentElement) : c; };
+      return [...document.querySelectorAll("p, h1, h2, h3, label, legend, button, a, .name, .value, output")]
+        .filter((e) => e.textContent.trim())
+        .map((e) => [light(getComputedStyle(e).color), light(ground(e))])
+        .map(([a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
+    """
+    assert min(driver.execute_script(script)) > 4.5
+    ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) < 380) == (scheme == "dark")
+
+
 def test_training_depth_leaves_the_deployed_kernel(visit: Callable[..., Driver]) -> None:
     """A chain of any depth beside the kernel: other weights, the same numbers on the drawn picture."""
     driver = visit()
