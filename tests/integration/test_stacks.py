@@ -196,6 +196,9 @@ def test_maps_that_could_overflow_are_not_composed() -> None:
     expected = exact_output(model, x)
     with pytest.raises(cl.ConformalError, match="could leave the range of the dtype"):
         cl.fold(model, shape, strategy="conv")
+    with pytest.raises(cl.ConformalError, match="could leave the range of the dtype"):
+        cl.fold(model[:26], shape, strategy="conv", dtype=torch.float16)
+    assert cl.fold(model[:26], shape, strategy="conv").strategy == "conv"
     for strategy in ("auto", "banded", "layers"):
         assert relative_error(cl.fold(model, shape, strategy=strategy)(x), expected) < 1e-5
 
