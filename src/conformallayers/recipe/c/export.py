@@ -158,5 +158,4 @@ def _write_files(folded: Any, program: Program, result: CExport) -> None:
         remedy = "Train or load the model again."
         raise refusal("export_c(folded)", "finite outputs", "NaN or infinity", remedy)
     texts = texts_of(folded, program, levels, outputs, result)
-    result.header.parent.mkdir(parents=True, exist_ok=True)
     replace_files({path: [text.encode()] for path, text in texts.items()})
