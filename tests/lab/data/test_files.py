@@ -144,7 +144,10 @@ def test_get_copies_checked_files(
     assert all(part in told for part in ("--source", str(target / "mnist"), *NAMES))
     assert run_command("data", "get", "digits", "--data-root", target) == 0
     assert run_command(*arguments[:-1], tmp_path / "none") == 1
-    assert "data get --source: expected the files of the data set, got file:" in capsys.readouterr().err
+    assert (
+        "data get --source: expected the files of the data set, got file:"
+        in capsys.readouterr().err
+    )
     assert run_command(*arguments) == 0
     assert load("mnist", target).train_images.shape == (7, 1, 28, 28)
     capsys.readouterr()
