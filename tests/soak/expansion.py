@@ -16,8 +16,13 @@ def attack(case: Case) -> None:
     rng, (model, shape) = case.rng, Generator(case.rng).any()
     x = torch.randn(5, *shape, dtype=torch.float64)
     kinds = "chain", "branches", "chain+branches"
-    layers = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *_CONVOLUTIONS))]
-    only = None if rng.random() < 0.6 else rng.sample(layers, rng.randint(0, len(layers)))
+    found = {n: m for n, m in model.named_modules() if isinstance(m, (nn.Linear, *_CONVOLUTIONS))}
+    wide = any(max(getattr(layer, "kernel_size", (1,))) > 1 for layer in found.values())
+    if not found:
+        return
+    only = rng.sample([*found], rng.randint(1, len(found)))
+    if wide and rng.random() < 0.6:
+        only = None
     options = {"kind": rng.choice(kinds), "width": rng.uniform(1, 4), "only": only}
     case.subject = f"{options} {shape} {model}"
     bigger = cl.expand(model, **options)
