@@ -215,7 +215,7 @@ def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
 def _advance(
     op: point.Advance, module: Context, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
-    n, formula = reduce(torch.add, energies), op.parsed
+    n, formula, tau = reduce(torch.add, energies), op.parsed, torch.as_tensor(tau)
 
     def step(tau: Tensor, m: Tensor | float, n: Tensor) -> Tensor:
         found: Tensor = formula.evaluate({"tau": tau, "m": m, "n": n}, _FORMULA)
@@ -226,13 +226,15 @@ def _advance(
 
 @RUN.runs(point.Divide)
 def _divide(op: point.Divide, module: Context, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
-    return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
+    # A file may name the peak, which is a float, where a coordinate belongs.
+    return functional.scale_samples(v, functional.guarded_ratio(op.scale, torch.as_tensor(tau)))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, module: Context, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    tau = torch.as_tensor(tau)
     coordinate = (m * op.coordinate * tau).clamp_max(point.LARGEST_COORDINATE)
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
