@@ -211,11 +211,17 @@ def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
         return total.to(wide_dtype(x.device)) * op.weight
 
 
+def _as_tensor(tau: Tensor | float, like: Tensor) -> Tensor:
+    """Return a coordinate; a file may name the peak, which is a float, in its place."""
+    return tau if isinstance(tau, Tensor) else like.new_tensor(tau)
+
+
 @RUN.runs(point.Advance)
 def _advance(
     op: point.Advance, module: Context, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
-    n, formula, tau = reduce(torch.add, energies), op.parsed, torch.as_tensor(tau)
+    n, formula = reduce(torch.add, energies), op.parsed
+    tau = _as_tensor(tau, n)
 
     def step(tau: Tensor, m: Tensor | float, n: Tensor) -> Tensor:
         found: Tensor = formula.evaluate({"tau": tau, "m": m, "n": n}, _FORMULA)
@@ -226,15 +232,14 @@ def _advance(
 
 @RUN.runs(point.Divide)
 def _divide(op: point.Divide, module: Context, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
-    # A file may name the peak, which is a float, where a coordinate belongs.
-    return functional.scale_samples(v, functional.guarded_ratio(op.scale, torch.as_tensor(tau)))
+    return functional.scale_samples(v, functional.guarded_ratio(op.scale, _as_tensor(tau, v)))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, module: Context, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tau = torch.as_tensor(tau)
+    tau = _as_tensor(tau, z)
     coordinate = (m * op.coordinate * tau).clamp_max(point.LARGEST_COORDINATE)
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
