@@ -55,7 +55,8 @@ _DECAYS: dict[str | None, Mapping[str, Any]] = {
     "compact": {"weight_decay": 0.06},
     "large": {"weight_decay": 0.1},
 }
-# With --expand. Factors of a kernel that move together move it further, unless a BatchNorm removes its scale.
+# With --expand; large presets take _STAGES. Factors of a kernel that move together move it further, unless a
+# BatchNorm removes its scale.
 _EXPANDED: dict[str, Mapping[str, Any]] = {
     "LeNet": {"learning_rate": 5e-3},
     "Base": {"learning_rate": 5e-3},
@@ -363,8 +364,8 @@ def preset_options(
         expected, got = "a network and a data set of docs/training.md", f"{network} on {dataset}"
         raise refusal("train --training-preset", expected, got, remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    expanded = _EXPANDED[family] if expand else {}
-    own = {**PRESETS[family, kind], **expanded, **_DECAYS.get(preset, {})}
+    factors = _STAGES if preset in _DECAYS else _EXPANDED[family]
+    own = {**PRESETS[family, kind], **(factors if expand else {}), **_DECAYS.get(preset, {})}
     return {**_COMMON, **conformal, **own}
 
 
