@@ -45,3 +45,6 @@ def test_variants_begin_as_they_say() -> None:
     (count, begins), (same, random), (fewer, _) = weights
     assert (begins, random) == (False, True)
     assert count == same > fewer
+    normalized = Variant(**config, **VARIANTS["chain+branches, batch statistics in each"]).build()
+    assert sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in normalized.modules()) == 2 * 3
+    assert normalized(torch.rand(2, 3, 32, 32)).shape == (2, 10)

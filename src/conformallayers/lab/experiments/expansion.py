@@ -8,10 +8,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...expansion import expand
-from ...nn.expanded import Branches, Chain
+from ...nn.expanded import Branches, Chain, Expanded
 from ..checks import require_choice
 from ..data import datasets
 from ..data.datasets import Dataset
@@ -27,6 +27,22 @@ _WHERE = "experiment 7"
 _SIDE = 0.5  # the scale of a branch that begins at random
 
 
+class _Normalized(nn.Module):
+    """The terms of an expanded convolution, each run on the batch and normalized, as in a Diverse Branch Block."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        count = 1 + len(layer.terms)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(layer.out_channels) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Any:
+        layer = self.layer
+        weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
+        pairs = zip(self.norms, weights, strict=True)
+        return sum(norm(layer._conv_forward(x, weight, None)) for norm, weight in pairs)
+
+
 class Variant(TrainConfig):
     """The options of a run whose network is expanded in another way than ``--expand`` does."""
 
@@ -34,9 +50,10 @@ class Variant(TrainConfig):
     expansion_width: float = 2.0
     every: bool = False
     random: bool = False
+    normalized: bool = False
 
     def expanded(self, module: nn.Module) -> nn.Module:
-        """Expand a network; with its 1×1 and linear layers, and with terms that begin at random, if so asked."""
+        """Expand a network; with its 1×1 and linear layers, and terms that begin at random or are normalized, if so asked."""
         only = (lambda *_: True) if self.every else None
         bigger = expand(module, kind=self.kind, width=self.expansion_width, only=only)
         if self.random:
@@ -48,6 +65,10 @@ class Variant(TrainConfig):
                     for scale in (term.scale, term.identity):
                         if scale is not None:
                             nn.init.constant_(scale, _SIDE)
+        if self.normalized:
+            found = [name for name, layer in bigger.named_modules() if isinstance(layer, Expanded)]
+            for name in found:
+                bigger.set_submodule(name, _Normalized(bigger.get_submodule(name)))
         return bigger
 
 
@@ -62,6 +83,7 @@ VARIANTS: dict[str, Row] = {
     "chain+branches, weight decay × 3": {"decay": 3},
     "chain+branches, rate × 2, weight decay × 3": {"rate": 2, "decay": 3},
     "chain+branches, from random terms": {"random": True},
+    "chain+branches, batch statistics in each": {"random": True, "normalized": True},
     "chain+branches, 1×1 and linear layers too": {"every": True},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
