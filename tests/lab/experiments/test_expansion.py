@@ -45,6 +45,7 @@ def test_variants_begin_as_they_say() -> None:
     (count, begins), (same, random), (fewer, _) = weights
     assert (begins, random) == (False, True)
     assert count == same > fewer
-    normalized = Variant(**config, **VARIANTS["chain+branches, batch statistics in each"]).build()
-    assert sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in normalized.modules()) == 2 * 3
-    assert normalized(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    for name, norms in (("then BatchNorm", 2), ("BatchNorm in each", 2 * 3)):
+        module = Variant(**config, **VARIANTS[f"chain+branches, {name}"]).build()
+        assert sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in module.modules()) == norms
+        assert module(torch.rand(2, 3, 32, 32)).shape == (2, 10)

@@ -28,17 +28,19 @@ _SIDE = 0.5  # the scale of a branch that begins at random
 
 
 class _Normalized(nn.Module):
-    """The terms of an expanded convolution, each run on the batch and normalized, as in a Diverse Branch Block."""
+    """An expanded convolution, then a BatchNorm; or each term run on the batch and normalized, as in a DBB."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, each: bool) -> None:
         super().__init__()
-        self.layer = layer
-        count = 1 + len(layer.terms)
+        self.layer, self.each = layer, each
+        count = 1 + len(layer.terms) if each else 1
         self.norms = nn.ModuleList(nn.BatchNorm2d(layer.out_channels) for _ in range(count))
 
     def forward(self, x: Tensor) -> Any:
         layer = self.layer
-        weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
+        weights = [layer.weight]
+        if self.each:
+            weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
         pairs = zip(self.norms, weights, strict=True)
         return sum(norm(layer._conv_forward(x, weight, None)) for norm, weight in pairs)
 
@@ -50,7 +52,7 @@ class Variant(TrainConfig):
     expansion_width: float = 2.0
     every: bool = False
     random: bool = False
-    normalized: bool = False
+    normalized: str = ""
 
     def expanded(self, module: nn.Module) -> nn.Module:
         """Expand a network; with its 1×1 and linear layers, and terms that begin at random or are normalized, if so asked."""
@@ -66,9 +68,10 @@ class Variant(TrainConfig):
                         if scale is not None:
                             nn.init.constant_(scale, _SIDE)
         if self.normalized:
-            found = [name for name, layer in bigger.named_modules() if isinstance(layer, Expanded)]
-            for name in found:
-                bigger.set_submodule(name, _Normalized(bigger.get_submodule(name)))
+            for name in [n for n, layer in bigger.named_modules() if isinstance(layer, Expanded)]:
+                bigger.set_submodule(
+                    name, _Normalized(bigger.get_submodule(name), self.normalized == "each")
+                )
         return bigger
 
 
@@ -83,7 +86,9 @@ VARIANTS: dict[str, Row] = {
     "chain+branches, weight decay × 3": {"decay": 3},
     "chain+branches, rate × 2, weight decay × 3": {"rate": 2, "decay": 3},
     "chain+branches, from random terms": {"random": True},
-    "chain+branches, batch statistics in each": {"random": True, "normalized": True},
+    "chain+branches, then BatchNorm": {"normalized": "sum"},
+    "chain+branches, then BatchNorm, rate × 2": {"normalized": "sum", "rate": 2},
+    "chain+branches, BatchNorm in each": {"normalized": "each", "random": True},
     "chain+branches, 1×1 and linear layers too": {"every": True},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
