@@ -42,11 +42,12 @@ def _train(model: nn.Module, steps: int = 3) -> None:
     model.eval()
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("kind", ["chain", "branches", "chain+branches"])
-def test_trained_collapsed_and_folded_models_agree(kind: str) -> None:
+def test_trained_collapsed_and_folded_models_agree(kind: str, norm: bool) -> None:
     model, x = _network(), torch.rand(4, 3, 16, 16)
     before = copy.deepcopy(model.state_dict())
-    bigger = cl.expand(model, kind=kind)
+    bigger = cl.expand(model, kind=kind, norm=norm)
     torch.testing.assert_close(bigger(x), model(x), rtol=1e-5, atol=1e-5)
     _train(bigger)
     assert not torch.allclose(bigger(x), model(x), atol=1e-2)
@@ -85,6 +86,25 @@ def test_shared_layers_and_tied_weights_stay_so() -> None:
     part = cl.expand(model, only=["0"])  # the other layer would keep the weight as it is
     assert part[0].weight is part[3].weight
     assert "shared with one that is kept" in str(part.expansion)
+
+
+def test_convolutions_that_cannot_take_up_a_norm_get_none() -> None:
+    tied = nn.Conv1d(4, 4, 3)
+    tied.weight = nn.Parameter(torch.randn(4, 4, 3))
+    layers = [nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3, bias=False)]
+    layers[0].weight = tied.weight
+    inside = cl.ConformalLayers(nn.Conv1d(4, 4, 3), cl.ReSPro())
+    bigger = cl.expand(nn.Sequential(tied, *layers, nn.ConvTranspose1d(4, 4, 3), inside), norm=True)
+    found = [type(layer).__name__ for layer in bigger if not isinstance(layer, cl.ConformalLayers)]
+    kept = "ExpandedConv1d"
+    assert found == [kept, kept, "NormalizedConv1d", kept, "ExpandedConvTranspose1d"]
+    assert type(bigger[-1][0]).__name__ == kept
+    again = copy.deepcopy(bigger)
+    for module in again.modules():
+        if hasattr(module, "terms"):
+            module.reset_parameters()
+    x = torch.rand(2, 4, 20)
+    torch.testing.assert_close(cl.collapse(again.eval())(x), again(x), rtol=1e-5, atol=1e-5)
 
 
 def test_layers_with_parts_of_a_user_are_kept() -> None:

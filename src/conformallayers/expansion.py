@@ -14,6 +14,7 @@ from .errors import is_real, refusal, shape_text
 from .graph.graph import collapsed
 from .nn.expanded import EXPANDABLE, KINDS, Expanded, expanded, grouped_shape, terms_of
 from .nn.registry import has_hooks
+from .nn.sequential import ConformalSequential
 from .utils.text import Block, Printed, Table, count, suggest
 
 Only = Callable[[str, nn.Module], bool] | Iterable[str]
@@ -45,6 +46,7 @@ def expand(
     kind: str | Callable[[nn.Module], nn.Module] = "chain+branches",
     width: float = 2.0,
     only: Only | None = None,
+    norm: bool = False,
 ) -> nn.Module:
     """Copy a model and let its convolutions train as sums of linear chains and branches.
 
@@ -60,6 +62,10 @@ def expand(
         width: of chains, relative to the channels of the layer.
         only: names of the layers to expand, or a function of (name, layer) that chooses them. None takes the
             convolutions of more than one tap: the factors of a 1×1 convolution or a linear layer lower the accuracy.
+        norm: put a BatchNorm behind each expanded convolution that has a bias, which takes it up again when the
+            model is collapsed or folded. For models without BatchNorm that train from the beginning; the outputs are
+            the same at first in evaluation mode only. Transposed convolutions, those with tied weights and those in a
+            :class:`~conformallayers.ConformalLayers` get none.
 
     Examples:
         >>> import torch, conformallayers as cl
@@ -80,12 +86,17 @@ def expand(
     replaced: dict[int, Expanded] = {}
     tied: dict[int, Expanded] = {}  # by the weight that layers share
     rows, obstacles = [], _obstacles(bigger, chosen)
+    held = Counter(id(bigger.get_submodule(path).weight) for path in obstacles)
+    containers = [part for part in bigger.modules() if isinstance(part, ConformalSequential)]
+    conformal = {id(part) for container in containers for part in container.modules()}
     for path, why in obstacles.items():
         layer: Any = bigger.get_submodule(path)
         weight, counted = layer.weight, layer.weight.numel()
         if not why:
             first = tied.get(id(weight))
-            found = replaced[id(layer)] = expanded(layer, _terms(layer, kind, width), first)
+            terms, alone = _terms(layer, kind, width), held[id(weight)] == 1
+            normalized = norm and alone and id(layer) not in conformal
+            found = replaced[id(layer)] = expanded(layer, terms, first, normalized)
             tied.setdefault(id(weight), found)
             counted = found.counted_weights
         rows.append((path or "(model)", type(layer).__name__, weight.numel(), counted, why))

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ..functional import full_precision, may_look
 from . import layers
@@ -23,6 +24,7 @@ from . import layers
 Shape = tuple[int, ...]
 KINDS = ("chain", "branches", "chain+branches")
 _CONVOLVE: tuple[Any, ...] = F.conv1d, F.conv2d, F.conv3d
+_NORMS: tuple[Any, ...] = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _LONGEST = 3  # kernels of a chain
 
 
@@ -145,11 +147,12 @@ class Expanded(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters of the plain layer as it does, and those of the terms."""
-        for term in self.terms:
-            if hasattr(term, "reset_parameters"):
-                cast(Any, term).reset_parameters()
+        for part in (*self.terms, self._modules.get("norm")):
+            if hasattr(part, "reset_parameters"):
+                cast(Any, part).reset_parameters()
         layer: Any = self.plain()
-        layer.reset_parameters()  # the bias is shared
+        layer.bias = self.bias
+        layer.reset_parameters()
         self.set_weight(layer.weight)
 
     def set_weight(self, weight: Tensor) -> None:
@@ -160,10 +163,15 @@ class Expanded(nn.Module):
     def plain(self) -> nn.Module:
         """Return the layer as it was before the expansion, with the composed weight."""
         layer = self.plain_type.__new__(self.plain_type)
-        kept = {k: v for k, v in vars(self).items() if k not in ("plain_type", "_composed")}
+        own = "plain_type", "_composed"
+        kept = {key: value for key, value in vars(self).items() if key not in own}
         layer.__dict__.update(kept)
         weight = nn.Parameter(self.compose().detach().clone(), self.kernel.requires_grad)
-        layer._parameters = {"weight": weight, "bias": self._parameters.get("bias")}
+        bias, norm = self._parameters.get("bias"), cast(Any, self._modules.get("norm"))
+        if norm is not None:
+            statistics = norm.running_mean, norm.running_var, norm.eps
+            weight, bias = fuse_conv_bn_weights(weight, bias, *statistics, norm.weight, norm.bias)
+        layer._parameters = {"weight": weight, "bias": bias}
         layer._modules = {}
         return layer
 
@@ -185,37 +193,52 @@ class Expanded(nn.Module):
 
     @property
     def counted_weights(self) -> int:
-        """The number of parameters that the weight is made of."""
-        return sum(p.numel() for p in (self.kernel, *self.terms.parameters()))
+        """The number of parameters of the layer, without its bias."""
+        return sum(p.numel() for name, p in self.named_parameters() if name != "bias")
 
 
-def _expanded_class(kind: type[nn.Module]) -> type[Expanded]:
+class _Normalized(Expanded):
+    """An expanded convolution with a BatchNorm behind it, which :meth:`plain` merges."""
+
+    norm: nn.Module
+
+    def _conv_forward(self, *inputs: Any) -> Any:
+        return self.norm(super()._conv_forward(*inputs))  # type: ignore[misc]
+
+
+def _made_class(prefix: str, kind: type[nn.Module], base: type[Expanded]) -> type[Expanded]:
     """Return the expanded layer of a kind, under its name in this module, where pickle looks for it."""
-    name = f"Expanded{kind.__name__}"
+    name = f"{prefix}{kind.__name__}"
     text = f"An expanded :class:`torch.nn.{kind.__name__}`."
-    globals()[name] = type(name, (Expanded, kind), {"__module__": __name__, "__doc__": text})
+    globals()[name] = type(name, (base, kind), {"__module__": __name__, "__doc__": text})
     return cast(type[Expanded], globals()[name])
 
 
+_CONVOLUTIONS: tuple[type[nn.Module], ...] = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _PLAIN: tuple[type[nn.Module], ...] = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear),
+    *(*_CONVOLUTIONS, nn.Linear),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_EXPANDED = {kind: _expanded_class(kind) for kind in _PLAIN}
+_EXPANDED = {kind: _made_class("Expanded", kind, Expanded) for kind in _PLAIN}
+_NORMALIZED = {kind: _made_class("Normalized", kind, _Normalized) for kind in _CONVOLUTIONS}
 # A plain layer, or that of the package with the same forward.
 _EXPANDED |= {getattr(layers, kind.__name__): found for kind, found in _EXPANDED.items()}
 EXPANDABLE = tuple(_EXPANDED)
 
 
 def expanded(
-    layer: Any, make_terms: Callable[[Shape], list[nn.Module]], tied: Expanded | None = None
+    layer: Any,
+    make_terms: Callable[[Shape], list[nn.Module]],
+    tied: Expanded | None = None,
+    norm: bool = False,
 ) -> Expanded:
-    """Return an expanded layer with the same weight and bias.
+    """Return an expanded layer with the same weight and bias, and a BatchNorm if ``norm`` is true and it can be merged.
 
     ``make_terms`` takes the shape (groups, outputs, inputs, *kernel) of the weight. A layer that shares its weight
     with an expanded one shares the parts of that.
     """
-    kind = _EXPANDED[type(layer)]
+    normalized = norm and layer.bias is not None and type(layer) in _NORMALIZED
+    kind = (_NORMALIZED if normalized else _EXPANDED)[type(layer)]
     copy = kind.__new__(kind)
     copy.__dict__.update(vars(layer))
     copy.plain_type, copy._modules = type(layer), {}
@@ -227,6 +250,9 @@ def expanded(
     copy._parameters = {"kernel": nn.Parameter(weight.clone()), "bias": layer.bias}
     copy.terms = nn.ModuleList(make_terms(grouped_shape(copy)))
     copy.set_weight(weight)
+    if normalized:
+        factory: Any = {"device": weight.device, "dtype": weight.dtype}
+        copy.norm = _NORMS[weight.dim() - 3](layer.out_channels, **factory)
     return copy
 
 

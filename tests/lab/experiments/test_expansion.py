@@ -45,7 +45,7 @@ def test_variants_begin_as_they_say() -> None:
     (count, begins), (same, random), (fewer, _) = weights
     assert (begins, random) == (False, True)
     assert count == same > fewer
-    for name, norms in (("then BatchNorm", 2), ("BatchNorm in each", 2 * 3)):
+    for name, norms in (("norm", 2), ("BatchNorm of each term", 2 * 3)):
         module = Variant(**config, **VARIANTS[f"chain+branches, {name}"]).build()
         assert sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in module.modules()) == norms
         assert module(torch.rand(2, 3, 32, 32)).shape == (2, 10)

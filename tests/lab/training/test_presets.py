@@ -56,16 +56,22 @@ def test_every_row_is_a_setting_that_train_takes(network: str, dataset: str) -> 
 
 
 def test_expanded_networks_train_at_a_lower_rate_or_with_more_decay() -> None:
-    plain, expanded = modern("LeNet", "cifar10"), modern("LeNet", "cifar10", expand=True)
+    plain, expanded = modern("LeNetCL", "cifar10"), modern("LeNetCL", "cifar10", expand=True)
     assert expanded.learning_rate == plain.learning_rate / 2
-    words = ["conformallayers", "train", "LeNet", "cifar10", "--training-preset", "modern"]
+    words = ["conformallayers", "train", "LeNetCL", "cifar10", "--training-preset", "modern"]
     assert shlex.split(expanded.command({})) == [*words, "--expand"]
-    assert modern("LeNet", "cifar10", expand=True, learning_rate=0.01) == plain.model_copy(
+    assert modern("LeNetCL", "cifar10", expand=True, learning_rate=0.01) == plain.model_copy(
         update={"expand": True}
     )
+    plain, expanded = modern("LeNet", "cifar10"), modern("LeNet", "cifar10", expand=True)
+    assert expanded == plain.model_copy(update={"expand": True})
+    kinds = {type(module).__name__ for module in expanded.build().modules()}
+    assert {"NormalizedConv2d", "Linear"} < kinds
     plain, expanded = modern("ResNet8", "cifar10"), modern("ResNet8", "cifar10", expand=True)
     more = plain.model_copy(update={"weight_decay": 3 * plain.weight_decay, "expand": True})
     assert expanded == more
+    kinds = {type(module).__name__ for module in expanded.build().modules()}
+    assert "NormalizedConv2d" not in kinds  # it has a BatchNorm
     large = modern("StageReLUNet", "cifar10", preset="large", expand=True)
     assert (large.learning_rate, large.weight_decay) == (3e-3, 0.1)
 

@@ -28,19 +28,17 @@ _SIDE = 0.5  # the scale of a branch that begins at random
 
 
 class _Normalized(nn.Module):
-    """An expanded convolution, then a BatchNorm; or each term run on the batch and normalized, as in a DBB."""
+    """The terms of an expanded convolution, each run on the batch and normalized, as in a Diverse Branch Block."""
 
-    def __init__(self, layer: Any, each: bool) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.layer, self.each = layer, each
-        count = 1 + len(layer.terms) if each else 1
+        self.layer = layer
+        count = 1 + len(layer.terms)
         self.norms = nn.ModuleList(nn.BatchNorm2d(layer.out_channels) for _ in range(count))
 
     def forward(self, x: Tensor) -> Any:
         layer = self.layer
-        weights = [layer.weight]
-        if self.each:
-            weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
+        weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
         pairs = zip(self.norms, weights, strict=True)
         return sum(norm(layer._conv_forward(x, weight, None)) for norm, weight in pairs)
 
@@ -52,12 +50,14 @@ class Variant(TrainConfig):
     expansion_width: float = 2.0
     every: bool = False
     random: bool = False
-    normalized: str = ""
+    norm: bool = False
+    norm_each: bool = False
 
     def expanded(self, module: nn.Module) -> nn.Module:
         """Expand a network; with its 1×1 and linear layers, and terms that begin at random or are normalized, if so asked."""
         only = (lambda *_: True) if self.every else None
-        bigger = expand(module, kind=self.kind, width=self.expansion_width, only=only)
+        options: Any = {"kind": self.kind, "width": self.expansion_width, "norm": self.norm}
+        bigger = expand(module, only=only, **options)
         if self.random:
             for term in bigger.modules():
                 if isinstance(term, Chain):
@@ -67,15 +67,14 @@ class Variant(TrainConfig):
                     for scale in (term.scale, term.identity):
                         if scale is not None:
                             nn.init.constant_(scale, _SIDE)
-        if self.normalized:
+        if self.norm_each:
             for name in [n for n, layer in bigger.named_modules() if isinstance(layer, Expanded)]:
-                bigger.set_submodule(
-                    name, _Normalized(bigger.get_submodule(name), self.normalized == "each")
-                )
+                bigger.set_submodule(name, _Normalized(bigger.get_submodule(name)))
         return bigger
 
 
-# Options of Variant by name; "rate" and "decay" multiply those of the preset, which differ with expansion.
+# Options of Variant by name; "rate" and "decay" multiply those of the preset, which differ with expansion. The rate
+# of LeNet is half as large without a norm: factors of a kernel that move together move it further.
 VARIANTS: dict[str, Row] = {
     "plain": {"expand": False},
     "plain, rate × 0.5": {"expand": False, "rate": 0.5},
@@ -86,9 +85,8 @@ VARIANTS: dict[str, Row] = {
     "chain+branches, weight decay × 3": {"decay": 3},
     "chain+branches, rate × 2, weight decay × 3": {"rate": 2, "decay": 3},
     "chain+branches, from random terms": {"random": True},
-    "chain+branches, then BatchNorm": {"normalized": "sum"},
-    "chain+branches, then BatchNorm, rate × 2": {"normalized": "sum", "rate": 2},
-    "chain+branches, BatchNorm in each": {"normalized": "each", "random": True},
+    "chain+branches, norm": {"norm": True},
+    "chain+branches, BatchNorm of each term": {"norm_each": True, "random": True},
     "chain+branches, 1×1 and linear layers too": {"every": True},
     "chain+branches, width 1": {"expansion_width": 1.0},
     "chain+branches, width 4": {"expansion_width": 4.0},
@@ -122,7 +120,8 @@ def _measure(name: str, variant: str, seed: int, chosen: ExpansionOptions, data:
     given = {"expand": True, **VARIANTS[variant]}
     same = f"{name}{EXPANDED}" if given["expand"] else name
     config = config_of(same, chosen.dataset, seed, chosen.epochs, chosen.threads)
-    given["learning_rate"] = config.learning_rate * given.pop("rate", 1)
+    bare = given["expand"] and name == "LeNet" and not given.get("norm")
+    given["learning_rate"] = config.learning_rate * given.pop("rate", 1) * (0.5 if bare else 1)
     given["weight_decay"] = config.weight_decay * given.pop("decay", 1)
     config = Variant(**{**config.model_dump(), **given})
     *_, last = epoch_rows(config, *data.split(chosen.validation))

@@ -58,9 +58,8 @@ _DECAYS: dict[str | None, Mapping[str, Any]] = {
 # With --expand; large presets take _STAGES. Factors of a kernel that move together move it further, unless a
 # BatchNorm removes its scale.
 _EXPANDED: dict[str, Mapping[str, Any]] = {
-    "LeNet": {"learning_rate": 5e-3},
-    "Base": {"learning_rate": 5e-3},
     "Stage": {"weight_decay": 0.06},
+    "conformal": {"learning_rate": 5e-3},
 }
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
@@ -248,10 +247,12 @@ class TrainConfig(BaseModel):
         return module
 
     def expanded(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Return the network as it trains with ``expand``."""
+        """Return the network as it trains with ``expand``: normalized, unless it has a BatchNorm."""
+        from torch.nn.modules.batchnorm import _BatchNorm
+
         from ...expansion import expand
 
-        return expand(module)
+        return expand(module, norm=not any(isinstance(m, _BatchNorm) for m in module.modules()))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -364,7 +365,8 @@ def preset_options(
         expected, got = "a network and a data set of docs/training.md", f"{network} on {dataset}"
         raise refusal("train --training-preset", expected, got, remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    factors = _STAGES if preset in _DECAYS else _EXPANDED[family]
+    key = "conformal" if network in CONFORMAL else family
+    factors = _STAGES if preset in _DECAYS else _EXPANDED.get(key, {})
     own = {**PRESETS[family, kind], **(factors if expand else {}), **_DECAYS.get(preset, {})}
     return {**_COMMON, **conformal, **own}
 
