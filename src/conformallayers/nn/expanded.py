@@ -252,7 +252,7 @@ def expanded(
     copy.set_weight(weight)
     if normalized:
         factory: Any = {"device": weight.device, "dtype": weight.dtype}
-        copy.norm = _NORMS[weight.dim() - 3](layer.out_channels, **factory)
+        copy.norm = _NORMS[weight.dim() - 3](layer.out_channels, **factory).train(layer.training)
     return copy
 
 
