@@ -99,11 +99,6 @@ class BaseReSProNet(Network):
         hidden: as in BaseReLUNet.
         alpha, projective: options of the activation.
         gain: initial value of a learned factor after it; None means no factor.
-
-    Examples:
-        >>> import torch
-        >>> BaseReSProNet()(torch.rand(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(
@@ -166,11 +161,6 @@ class LeNetCL(Network):
         alpha, projective: options of the activations.
         gain: initial value of a learned factor after them; None means no factor.
         hidden, dropout: as in LeNet.
-
-    Examples:
-        >>> import torch
-        >>> LeNetCL(alpha="spectral")(torch.rand(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(
@@ -256,11 +246,6 @@ class D3ModNetCL(Network):
     Args:
         alpha, projective: options of the activations.
         gain: initial value of a learned factor after them; None means no factor.
-
-    Examples:
-        >>> import torch
-        >>> D3ModNetCL()(torch.rand(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

@@ -24,7 +24,6 @@ from . import layers
 Shape = tuple[int, ...]
 KINDS = ("chain", "branches", "chain+branches")
 _CONVOLVE: tuple[Any, ...] = F.conv1d, F.conv2d, F.conv3d
-_NORMS: tuple[Any, ...] = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _LONGEST = 3  # kernels of a chain
 
 
@@ -214,13 +213,13 @@ def _made_class(prefix: str, kind: type[nn.Module], base: type[Expanded]) -> typ
     return cast(type[Expanded], globals()[name])
 
 
-_CONVOLUTIONS: tuple[type[nn.Module], ...] = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _PLAIN: tuple[type[nn.Module], ...] = (
-    *(*_CONVOLUTIONS, nn.Linear),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
 _EXPANDED = {kind: _made_class("Expanded", kind, Expanded) for kind in _PLAIN}
-_NORMALIZED = {kind: _made_class("Normalized", kind, _Normalized) for kind in _CONVOLUTIONS}
+_NORMS = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
+_NORMALIZED = {kind: _made_class("Normalized", kind, _Normalized) for kind in _NORMS}
 # A plain layer, or that of the package with the same forward.
 _EXPANDED |= {getattr(layers, kind.__name__): found for kind, found in _EXPANDED.items()}
 EXPANDABLE = tuple(_EXPANDED)
@@ -252,7 +251,7 @@ def expanded(
     copy.set_weight(weight)
     if normalized:
         factory: Any = {"device": weight.device, "dtype": weight.dtype}
-        copy.norm = _NORMS[weight.dim() - 3](layer.out_channels, **factory).train(layer.training)
+        copy.norm = _NORMS[type(layer)](layer.out_channels, **factory).train(layer.training)
     return copy
 
 

@@ -33,14 +33,13 @@ class _Normalized(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
-        count = 1 + len(layer.terms)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(layer.out_channels) for _ in range(count))
+        norms = [nn.BatchNorm2d(layer.out_channels) for _ in (layer, *layer.terms)]
+        self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor) -> Any:
-        layer = self.layer
+        layer, run = self.layer, self.layer._conv_forward
         weights = [layer.kernel, *(layer._from_groups(term()) for term in layer.terms)]
-        pairs = zip(self.norms, weights, strict=True)
-        return sum(norm(layer._conv_forward(x, weight, None)) for norm, weight in pairs)
+        return sum(norm(run(x, part, None)) for norm, part in zip(self.norms, weights, strict=True))
 
 
 class Variant(TrainConfig):

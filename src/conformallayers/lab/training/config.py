@@ -304,16 +304,7 @@ DEFAULTS = {
 
 
 def make_config(**options: Any) -> TrainConfig:
-    """Validate the options of a run; the first wrong one raises an error of one line.
-
-    Examples:
-        >>> make_config(network="LeNetCL", dataset="digits", alpha="0.5").alpha
-        0.5
-        >>> make_config(network="LeNetCL", dataset="digits", epochs=0)
-        Traceback (most recent call last):
-        ...
-        conformallayers.errors.ConformalError: train --epochs: expected a value greater than 0, got 0. See conformallayers train --help.
-    """
+    """Validate the options of a run; the first wrong one raises an error of one line."""
     import torch
 
     try:
@@ -351,12 +342,7 @@ def _refused(option: str, expected: str, got: str, suggestion: str = "") -> Conf
 def preset_options(
     network: str, dataset: str, preset: str | None = None, expand: bool = False
 ) -> dict[str, Any]:
-    """Return the options of the training preset for a network, its preset if it has one, and a data set.
-
-    Examples:
-        >>> preset_options("LeNetCL", "mnist")["optimizer"]
-        'adamw'
-    """
+    """Return the options of the training preset for a network, its preset if it has one, and a data set."""
     other = "Stage" if is_own(network) else ""
     family = next((key for key, names in FAMILIES.items() if network in names), other)
     kind = dataset if dataset in NAMES else PICTURES
