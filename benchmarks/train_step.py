@@ -40,8 +40,8 @@ def stages(preset: str) -> Builders:
     return {"relu": relu, "one": partial(networks.StageNet, preset)}
 
 
-def expansion(plain: Callable[[], nn.Module]) -> Builders:
-    return {"relu": plain, "expanded": lambda: cl.expand(plain())}
+def expansion(plain: Callable[[], nn.Module], norm: bool = False) -> Builders:
+    return {"relu": plain, "expanded": lambda: cl.expand(plain(), norm=norm)}
 
 
 PAIRS: dict[str, Builders] = {
@@ -53,6 +53,7 @@ PAIRS: dict[str, Builders] = {
     "DkNet, k = 9": pair(partial(networks.DkNet, 9), partial(networks.DkNetCL, 9)),
     **{f"StageNet {preset}": stages(preset) for preset in ("micro", "small", "base", "large")},
     "LeNet, expanded": expansion(networks.LeNet),
+    "LeNet, expanded, norm": expansion(networks.LeNet, norm=True),
     "StageReLUNet micro, expanded": expansion(networks.StageReLUNet),
     "ResNet8, expanded": expansion(networks.ResNet8),
 }

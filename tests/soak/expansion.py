@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.nn.expanded import Expanded
 from models import Generator
 from soak.case import Case
 from soak.reference import Reference
@@ -24,6 +25,7 @@ def attack(case: Case) -> None:
     if wide and rng.random() < 0.6:
         only = None
     options = {"kind": rng.choice(kinds), "width": rng.uniform(1, 4), "only": only}
+    options["norm"] = rng.random() < 0.3
     case.subject = f"{options} {shape} {model}"
     bigger = cl.expand(model, **options)
     expected = Reference(model, x, torch.float64)
@@ -43,7 +45,10 @@ def attack(case: Case) -> None:
         trained.check(case, "trained and evaluated", bigger(x))
         trained.check(case, "trained and folded", cl.fold(bigger, shape, dtype=x.dtype)(x))
         trained.check(case, "collapsed and folded", cl.fold(plain, shape, dtype=x.dtype)(x))
-    case.counts["expanded layers"] += sum("Expanded" in type(m).__name__ for m in bigger.modules())
+    case.counts["normalized layers"] += sum(
+        "Normalized" in type(m).__name__ for m in bigger.modules()
+    )
+    case.counts["expanded layers"] += sum(isinstance(m, Expanded) for m in bigger.modules())
 
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -162,8 +162,7 @@ class Expanded(nn.Module):
     def plain(self) -> nn.Module:
         """Return the layer as it was before the expansion, with the composed weight."""
         layer = self.plain_type.__new__(self.plain_type)
-        own = "plain_type", "_composed"
-        kept = {key: value for key, value in vars(self).items() if key not in own}
+        kept = {k: v for k, v in vars(self).items() if k not in ("plain_type", "_composed")}
         layer.__dict__.update(kept)
         weight = nn.Parameter(self.compose().detach().clone(), self.kernel.requires_grad)
         bias, norm = self._parameters.get("bias"), cast(Any, self._modules.get("norm"))
@@ -229,14 +228,14 @@ def expanded(
     layer: Any,
     make_terms: Callable[[Shape], list[nn.Module]],
     tied: Expanded | None = None,
-    norm: bool = False,
+    normalized: bool = False,
 ) -> Expanded:
-    """Return an expanded layer with the same weight and bias, and a BatchNorm if ``norm`` is true and it can be merged.
+    """Return an expanded layer with the same weight and bias, and a BatchNorm if asked for and if it can be merged.
 
     ``make_terms`` takes the shape (groups, outputs, inputs, *kernel) of the weight. A layer that shares its weight
     with an expanded one shares the parts of that.
     """
-    normalized = norm and layer.bias is not None and type(layer) in _NORMALIZED
+    normalized = normalized and layer.bias is not None and type(layer) in _NORMALIZED
     kind = (_NORMALIZED if normalized else _EXPANDED)[type(layer)]
     copy = kind.__new__(kind)
     copy.__dict__.update(vars(layer))
@@ -250,8 +249,9 @@ def expanded(
     copy.terms = nn.ModuleList(make_terms(grouped_shape(copy)))
     copy.set_weight(weight)
     if normalized:
-        factory: Any = {"device": weight.device, "dtype": weight.dtype}
-        copy.norm = _NORMS[type(layer)](layer.out_channels, **factory).train(layer.training)
+        norm: Any = _NORMS[type(layer)](layer.out_channels).to(weight).train(layer.training)
+        norm.running_var -= norm.eps  # the identity at first
+        copy.norm = norm
     return copy
 
 
